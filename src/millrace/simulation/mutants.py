@@ -21,7 +21,6 @@ from millrace.control.journal import snapshot
 from millrace.control.journal.cache_events import BlocksGivenUp
 from millrace.control.journal.consumer_events import Progressed
 from millrace.control.journal.epoch_events import EpochClosed
-from millrace.control.journal.event import REDUCERS, Changes, Reducer
 from millrace.control.journal.task_events import TaskReleased
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
@@ -111,7 +110,7 @@ _is(
     "What a lease may have added is forgotten with it, whether or not anybody has said what that was.",
     Caches,
     "lease_ended",
-    lambda self, lease: self.promises.pop(lease, None),
+    lambda self, lease: self.reservations.pop(lease, None),
 )
 _is(
     "too-much-promised",
@@ -219,7 +218,7 @@ def _hasty_commit(self: simulated_dispatcher.Dispatcher) -> None:
     self._perform_all()
 
 
-def _careless(state: State, event: TaskReleased) -> None:
+def _careless(event: TaskReleased, state: State) -> None:
     live = state.jobs[event.job].epochs[event.epoch].live[event.task]
     worker = state.workers.get(live.worker)
     if worker is not None:
@@ -231,22 +230,22 @@ def _careless(state: State, event: TaskReleased) -> None:
 _is(
     "orphan",
     "The tasks of a lost worker are released, and not leased again.",
-    REDUCERS,
     TaskReleased,
-    Reducer(_careless, Changes.TASKS),
+    "apply",
+    _careless,
 )
 
 
-def _delete_at_once(state: State, event: BlocksGivenUp) -> None:
+def _delete_at_once(event: BlocksGivenUp, state: State) -> None:
     state.caches.points[event.place].evicting.update({name: [] for name in event.names})
 
 
 _is(
     "hasty-deletion",
     "Blocks are deleted as soon as they are given up, whoever may still read them.",
-    REDUCERS,
     BlocksGivenUp,
-    Reducer(_delete_at_once, Changes.JOBS),
+    "apply",
+    _delete_at_once,
 )
 
 _announce = cache_capacity._announce  # noqa: SLF001

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from millrace.control.journal.event import Event, reduces
+from millrace.control.journal.event import Event, JobEvent
 from millrace.control.state.cache_state import CachedPoint, CacheMode, Use
-from millrace.control.state.state import (
-    State,
-)
+from millrace.control.state.state import State
 from millrace.policies.caching.autocache import Kind
 from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
-class ModeChosen(Event, frozen=True, tag="ModeChosen"):
+class ModeChosen(JobEvent, frozen=True, tag="ModeChosen"):
     """The job uses its cache points in this way from now on; fields as in ``CacheMode``."""
 
-    job: str
     kind: Kind
     node: int
     reason: str
@@ -23,23 +20,20 @@ class ModeChosen(Event, frozen=True, tag="ModeChosen"):
     undone: dict[int, Kind] = {}
     saves: dict[int, float] = {}
 
-
-@reduces(ModeChosen)
-def _mode_chosen(state: State, event: ModeChosen) -> None:
-    job = state.jobs[event.job]
-    history = [*job.caching.history, (event.epoch, event.kind)]
-    job.caching = CacheMode(
-        event.kind, event.node, event.slower, event.reason, event.epoch, event.undone, event.saves, history[-100:]
-    )
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        history = [*job.caching.history, (self.epoch, self.kind)]
+        job.caching = CacheMode(
+            self.kind, self.node, self.slower, self.reason, self.epoch, self.undone, self.saves, history[-100:]
+        )
 
 
-class PointUsed(Event, frozen=True, tag="PointUsed"):
+class PointUsed(JobEvent, frozen=True, tag="PointUsed"):
     """The job reads from a point, or will; the last three fields as in ``CachedPoint``.
 
     ``whole`` 0: as before.
     """
 
-    job: str
     place: str
     at: float
     saves: float
@@ -47,13 +41,11 @@ class PointUsed(Event, frozen=True, tag="PointUsed"):
     whole: int = 0
     writer: str = ""
 
-
-@reduces(PointUsed)
-def _point_used(state: State, event: PointUsed) -> None:
-    point = _point(state, event.place, event.writer)
-    point.label = event.label
-    point.whole = event.whole or point.whole
-    point.uses[event.job] = Use(event.saves, event.at)
+    def apply(self, state: State) -> None:
+        point = _point(state, self.place, self.writer)
+        point.label = self.label
+        point.whole = self.whole or point.whole
+        point.uses[self.job] = Use(self.saves, self.at)
 
 
 class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):
@@ -71,18 +63,16 @@ class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):
     wanted: int = 0
     writer: str = ""
 
-
-@reduces(BlocksPublished)
-def _blocks_published(state: State, event: BlocksPublished) -> None:
-    point = _point(state, event.place, event.writer)
-    for block in event.blocks:
-        point.blocks[block.name] = block
-    held = state.caches.reservations.get(event.lease)
-    if held is not None:
-        point.largest = max(point.largest, event.wanted, sum(block.bytes for block in event.blocks))
-        held.room = 0
-        if held.over:
-            del state.caches.reservations[event.lease]
+    def apply(self, state: State) -> None:
+        point = _point(state, self.place, self.writer)
+        for block in self.blocks:
+            point.blocks[block.name] = block
+        held = state.caches.reservations.get(self.lease)
+        if held is not None:
+            point.largest = max(point.largest, self.wanted, sum(block.bytes for block in self.blocks))
+            held.room = 0
+            if held.over:
+                del state.caches.reservations[self.lease]
 
 
 class BlocksGivenUp(Event, frozen=True, tag="BlocksGivenUp"):
@@ -92,17 +82,15 @@ class BlocksGivenUp(Event, frozen=True, tag="BlocksGivenUp"):
     names: list[str]
     reason: str
 
-
-@reduces(BlocksGivenUp)
-def _blocks_given_up(state: State, event: BlocksGivenUp) -> None:
-    leases = [
-        lease
-        for lease, held in state.caches.reservations.items()
-        if not held.over and (held.place == event.place or event.place in held.also)
-    ]
-    point = state.caches.points[event.place]
-    for name in event.names:
-        point.evicting[name] = leases
+    def apply(self, state: State) -> None:
+        leases = [
+            lease
+            for lease, held in state.caches.reservations.items()
+            if not held.over and (held.place == self.place or self.place in held.also)
+        ]
+        point = state.caches.points[self.place]
+        for name in self.names:
+            point.evicting[name] = leases
 
 
 class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
@@ -111,15 +99,13 @@ class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
     place: str
     names: list[str]
 
-
-@reduces(BlocksDeleted)
-def _blocks_deleted(state: State, event: BlocksDeleted) -> None:
-    point = state.caches.points[event.place]
-    for name in event.names:
-        point.blocks.pop(name, None)
-        point.evicting.pop(name, None)
-    if not point.blocks and not any(job in state.jobs for job in point.uses):
-        del state.caches.points[event.place]
+    def apply(self, state: State) -> None:
+        point = state.caches.points[self.place]
+        for name in self.names:
+            point.blocks.pop(name, None)
+            point.evicting.pop(name, None)
+        if not point.blocks and not any(job in state.jobs for job in point.uses):
+            del state.caches.points[self.place]
 
 
 class PromisesKept(Event, frozen=True, tag="PromisesKept"):
@@ -127,13 +113,11 @@ class PromisesKept(Event, frozen=True, tag="PromisesKept"):
 
     leases: list[int]
 
-
-@reduces(PromisesKept)
-def _promises_kept(state: State, event: PromisesKept) -> None:
-    for lease in event.leases:
-        held = state.caches.reservations.get(lease)
-        if held is not None and held.over:
-            del state.caches.reservations[lease]
+    def apply(self, state: State) -> None:
+        for lease in self.leases:
+            held = state.caches.reservations.get(lease)
+            if held is not None and held.over:
+                del state.caches.reservations[lease]
 
 
 class StoreCalibrated(Event, frozen=True, tag="StoreCalibrated"):
@@ -142,10 +126,8 @@ class StoreCalibrated(Event, frozen=True, tag="StoreCalibrated"):
     path: str
     cost: StoreCost
 
-
-@reduces(StoreCalibrated)
-def _store_calibrated(state: State, event: StoreCalibrated) -> None:
-    state.caches.costs[event.path] = event.cost
+    def apply(self, state: State) -> None:
+        state.caches.costs[self.path] = self.cost
 
 
 def _point(state: State, place: str, writer: str) -> CachedPoint:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.control.journal.event import Changes, Event, reduces
-from millrace.control.state.state import (
-    Consumer,
-    Life,
-    State,
-    Worker,
-)
+from typing import ClassVar
+
+from millrace.control.journal.event import Changes, Event
+from millrace.control.state.state import Consumer, Life, State, Worker
 
 
 class DispatcherStarted(Event, frozen=True, tag="DispatcherStarted"):
@@ -25,17 +22,16 @@ class DispatcherStarted(Event, frozen=True, tag="DispatcherStarted"):
     until: float
     service: str = ""
     life: str = ""
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(DispatcherStarted, Changes.SERVING)
-def _dispatcher_started(state: State, event: DispatcherStarted) -> None:
-    state.address = event.address
-    state.started = event.at
-    state.returning = event.until
-    state.service, state.life = event.service, Life(event.life, state.next_lease)
-    peers: list[Worker | Consumer] = [*state.workers.values()]
-    peers += [place for job in state.jobs.values() for place in job.consumers.values()]
-    for peer in peers:
-        if peer.lost_at is None:
-            peer.lost_at = event.at
-    state.index.invalidate_all()
+    def apply(self, state: State) -> None:
+        state.address = self.address
+        state.started = self.at
+        state.returning = self.until
+        state.service, state.life = self.service, Life(self.life, state.next_lease)
+        peers: list[Worker | Consumer] = [*state.workers.values()]
+        peers += [place for job in state.jobs.values() for place in job.consumers.values()]
+        for peer in peers:
+            if peer.lost_at is None:
+                peer.lost_at = self.at
+        state.index.invalidate_all()

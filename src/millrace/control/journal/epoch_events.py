@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.control.journal.event import Changes, Event, reduces
-from millrace.control.state.state import (
-    Epoch,
-    State,
-)
+from typing import ClassVar
+
+from millrace.control.journal.event import Changes, EpochEvent, Event
+from millrace.control.state.state import Epoch, State
 from millrace.control.state.task_state import ReaderProgress, TaskState
 from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.progress import TaskSet
@@ -18,10 +17,8 @@ class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
     job: str
     epoch: int
 
-
-@reduces(EpochOpened)
-def _epoch_opened(state: State, event: EpochOpened) -> None:
-    state.jobs[event.job].epochs[event.epoch] = Epoch.shaped(event)
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].epochs[self.epoch] = Epoch.shaped(self)
 
 
 class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
@@ -47,155 +44,120 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
     anew: bool = False
     tasks: int = -1
 
-
-@reduces(EpochResumed)
-def _epoch_resumed(state: State, event: EpochResumed) -> None:
-    job = state.jobs[event.job]
-    done = TaskSet.parse(event.done, event.later)
-    epoch = job.epochs[event.epoch] = Epoch.shaped(event)
-    epoch.low, epoch.later, epoch.done = done.low, done.bitmap(), len(done) - len(event.again)
-    epoch.starts = dict(event.begun)
-    epoch.freed = set(event.freed)
-    epoch.alone = set(event.alone)
-    epoch.anew, epoch.tasks = event.anew, event.tasks
-    if job.spec.deterministic or job.spec.equal_steps:
-        epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
-    else:
-        epoch.dealt[-1] = len(done)
-    heir = job.slot_of(min(job.consumers, default=0))
-    for task in event.again:
-        epoch.live[task] = TaskState(heir, {reader: ReaderProgress(complete=True) for reader in job.audience(heir)})
-        epoch.pending.setdefault(heir, set()).add(task)
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        done = TaskSet.parse(self.done, self.later)
+        epoch = job.epochs[self.epoch] = Epoch.shaped(self)
+        epoch.low, epoch.later, epoch.done = done.low, done.bitmap(), len(done) - len(self.again)
+        epoch.starts = dict(self.begun)
+        epoch.freed = set(self.freed)
+        epoch.alone = set(self.alone)
+        epoch.anew, epoch.tasks = self.anew, self.tasks
+        if job.spec.deterministic or job.spec.equal_steps:
+            epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
+        else:
+            epoch.dealt[-1] = len(done)
+        heir = job.slot_of(min(job.consumers, default=0))
+        for task in self.again:
+            epoch.live[task] = TaskState(heir, {reader: ReaderProgress(complete=True) for reader in job.audience(heir)})
+            epoch.pending.setdefault(heir, set()).add(task)
 
 
-class OwnersAsked(Event, frozen=True, tag="OwnersAsked"):
+class OwnersAsked(EpochEvent, frozen=True, tag="OwnersAsked"):
     """``worker`` asks the user's function which of ``workers`` runs what ("": nobody does)."""
 
-    job: str
-    epoch: int
     worker: str
     workers: list[str] = []
 
-
-@reduces(OwnersAsked)
-def _owners_asked(state: State, event: OwnersAsked) -> None:
-    epoch = state.jobs[event.job].epochs[event.epoch]
-    epoch.chooser = event.worker
-    epoch.candidates = event.workers
+    def apply(self, state: State) -> None:
+        epoch = state.jobs[self.job].epochs[self.epoch]
+        epoch.chooser = self.worker
+        epoch.candidates = self.workers
 
 
-class OwnersFixed(Event, frozen=True, tag="OwnersFixed"):
+class OwnersFixed(EpochEvent, frozen=True, tag="OwnersFixed"):
     """Task i belongs to ``workers[choice[i]]``, or without a choice to ``workers[i % len(workers)]``.
 
     With ``contiguous``, the number of all tasks, it belongs to ``workers[i * len(workers) // contiguous]``.
     """
 
-    job: str
-    epoch: int
     workers: list[str]
     choice: list[int] | None = None
     contiguous: int = 0
 
-
-@reduces(OwnersFixed)
-def _owners_fixed(state: State, event: OwnersFixed) -> None:
-    epoch = state.jobs[event.job].epochs[event.epoch]
-    epoch.owners = list(event.workers)
-    epoch.owned = {}
-    for share, owner in enumerate(event.workers):
-        epoch.owned.setdefault(owner, []).append(share)
-    epoch.choice = event.choice
-    epoch.contiguous = event.contiguous
-    epoch.chooser = ""
-    epoch.candidates = []
+    def apply(self, state: State) -> None:
+        epoch = state.jobs[self.job].epochs[self.epoch]
+        epoch.owners = list(self.workers)
+        epoch.owned = {}
+        for share, owner in enumerate(self.workers):
+            epoch.owned.setdefault(owner, []).append(share)
+        epoch.choice = self.choice
+        epoch.contiguous = self.contiguous
+        epoch.chooser = ""
+        epoch.candidates = []
 
 
-class OwnerReplaced(Event, frozen=True, tag="OwnerReplaced"):
+class OwnerReplaced(EpochEvent, frozen=True, tag="OwnerReplaced"):
     """Share number ``share`` of the epoch has another owner."""
 
-    job: str
-    epoch: int
     share: int
     worker: str
 
-
-@reduces(OwnerReplaced)
-def _owner_replaced(state: State, event: OwnerReplaced) -> None:
-    epoch = state.jobs[event.job].epochs[event.epoch]
-    former = epoch.owned[epoch.owners[event.share]]
-    former.remove(event.share)
-    if not former:
-        del epoch.owned[epoch.owners[event.share]]
-    epoch.owners[event.share] = event.worker
-    epoch.owned.setdefault(event.worker, []).append(event.share)
+    def apply(self, state: State) -> None:
+        epoch = state.jobs[self.job].epochs[self.epoch]
+        former = epoch.owned[epoch.owners[self.share]]
+        former.remove(self.share)
+        if not former:
+            del epoch.owned[epoch.owners[self.share]]
+        epoch.owners[self.share] = self.worker
+        epoch.owned.setdefault(self.worker, []).append(self.share)
 
 
-class EpochHeld(Event, frozen=True, tag="EpochHeld"):
+class EpochHeld(EpochEvent, frozen=True, tag="EpochHeld"):
     """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
 
-    job: str
-    epoch: int
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].epochs[self.epoch].held = True
 
 
-@reduces(EpochHeld)
-def _epoch_held(state: State, event: EpochHeld) -> None:
-    state.jobs[event.job].epochs[event.epoch].held = True
-
-
-class EpochSettled(Event, frozen=True, tag="EpochSettled"):
+class EpochSettled(EpochEvent, frozen=True, tag="EpochSettled"):
     """All of its tasks have a slot."""
 
-    job: str
-    epoch: int
+    changes: ClassVar = Changes.TASKS
+
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].epochs[self.epoch].settled = True
 
 
-@reduces(EpochSettled, Changes.TASKS)
-def _epoch_settled(state: State, event: EpochSettled) -> None:
-    state.jobs[event.job].epochs[event.epoch].settled = True
-
-
-class StepsEnded(Event, frozen=True, tag="StepsEnded"):
+class StepsEnded(EpochEvent, frozen=True, tag="StepsEnded"):
     """One of the ranks that get equally many elements of the epoch has no more than ``steps``: all end there."""
 
-    job: str
-    epoch: int
     steps: int
 
-
-@reduces(StepsEnded)
-def _steps_ended(state: State, event: StepsEnded) -> None:
-    state.jobs[event.job].epochs[event.epoch].steps = event.steps
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].epochs[self.epoch].steps = self.steps
 
 
-class EpochCut(Event, frozen=True, tag="EpochCut"):
+class EpochCut(EpochEvent, frozen=True, tag="EpochCut"):
     """A whole pass of what is repeated without end gave nothing: the epoch has no more than its first ``tasks``."""
 
-    job: str
-    epoch: int
     tasks: int
 
-
-@reduces(EpochCut)
-def _epoch_cut(state: State, event: EpochCut) -> None:
-    job = state.jobs[event.job]
-    epoch = job.epochs[event.epoch]
-    epoch.tasks = event.tasks
-    epoch.nothing = None
-    # Where there is no end nobody counts what consumers have read; from now on they have to have what is listed here.
-    epoch.shares = {
-        reader: sorted(epoch.unread_by(reader, slot)) for slot in epoch.unread for reader in job.audience(slot)
-    }
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        epoch = job.epochs[self.epoch]
+        epoch.tasks = self.tasks
+        epoch.nothing = None
+        # Where there is no end nobody counts what readers have; from now on they have to have what is listed here.
+        epoch.shares = {
+            reader: sorted(epoch.unread_by(reader, slot)) for slot in epoch.unread for reader in job.audience(slot)
+        }
 
 
-class EpochClosed(Event, frozen=True, tag="EpochClosed"):
+class EpochClosed(EpochEvent, frozen=True, tag="EpochClosed"):
     """All consumers are past it."""
 
-    job: str
-    epoch: int
-
-
-@reduces(EpochClosed)
-def _epoch_closed(state: State, event: EpochClosed) -> None:
-    epoch = state.jobs[event.job].epochs.pop(event.epoch)
-    for live in epoch.live.values():
-        state.let_go(live)
+    def apply(self, state: State) -> None:
+        epoch = state.jobs[self.job].epochs.pop(self.epoch)
+        for live in epoch.live.values():
+            state.let_go(live)

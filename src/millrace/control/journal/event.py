@@ -1,23 +1,17 @@
-"""Events and their reducers: what all of them have in common.
+"""Base of all events, each of which knows how it changes the state.
 
-An event says what became so, not what was asked. Its reducer, the function beside it, changes the state accordingly: it
-looks nothing up outside the state, decides nothing and cannot fail. Fields may be added with a default; a field never
-changes its meaning.
+An event says what became so, not what was asked. Applying it looks nothing up outside the state, decides nothing and
+cannot fail. Fields may be added with a default; a field never changes its meaning.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import ClassVar
 
 import msgspec
 
 from millrace.control.state.state import State
-
-
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of all events."""
 
 
 class Changes(enum.Enum):
@@ -34,25 +28,33 @@ class Changes(enum.Enum):
     SERVING = enum.auto()
 
 
-class Reducer(NamedTuple):
-    """A function that applies events of one kind to a state, and what it may change."""
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of all events; :mod:`millrace.control.journal.replay` knows the modules that have them.
 
-    apply: Callable[[State, Any], None]
-    changes: Changes
+    Attributes:
+        changes: what applying it may change.
+    """
+
+    changes: ClassVar = Changes.JOBS
+
+    def apply(self, state: State) -> None:
+        """Change the state, of which the index is told by :func:`millrace.control.journal.replay.apply` alone."""
+        raise NotImplementedError
 
 
-REDUCERS: dict[type[Event], Reducer] = {}
-"""By event; :mod:`millrace.control.journal.replay` knows the modules that fill it."""
+class JobEvent(Event, frozen=True):
+    """Base of events of a job, by its name."""
 
-E = TypeVar("E", bound=Event)
-Apply = Callable[[State, E], None]
+    job: str
 
 
-def reduces(kind: type[E], changes: Changes = Changes.JOBS) -> Callable[[Apply[E]], Apply[E]]:
-    """Register a function as the reducer of a kind of events."""
+class EpochEvent(JobEvent, frozen=True):
+    """Base of events of an epoch of a job, by its number."""
 
-    def register(apply: Apply[E]) -> Apply[E]:
-        REDUCERS[kind] = Reducer(apply, changes)
-        return apply
+    epoch: int
 
-    return register
+
+class TaskEvent(EpochEvent, frozen=True):
+    """Base of events of a task of an epoch, by its number."""
+
+    task: int

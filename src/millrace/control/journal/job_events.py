@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.control.journal.event import Changes, Event, reduces
-from millrace.control.state.state import (
-    ENDED,
-    UNREAD,
-    EndedJob,
-    Job,
-    State,
-    UnreadShare,
-)
+from typing import ClassVar
+
+from millrace.control.journal.event import Changes, Event, JobEvent
+from millrace.control.state.state import ENDED, UNREAD, EndedJob, Job, State, UnreadShare
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.split_table import TableSummary
@@ -26,48 +21,41 @@ class JobCreated(Event, frozen=True, tag="JobCreated"):
     digest: str
     anonymous: bool
     at: float
+    changes: ClassVar = Changes.SERVING
+
+    def apply(self, state: State) -> None:
+        state.turns += 1
+        name = self.spec.name
+        state.jobs[name] = Job(
+            name, self.spec, self.seed, self.digest, self.anonymous, self.at, state.turns, generation=state.turns
+        )
 
 
-@reduces(JobCreated, Changes.SERVING)
-def _job_created(state: State, event: JobCreated) -> None:
-    state.turns += 1
-    name = event.spec.name
-    state.jobs[name] = Job(
-        name, event.spec, event.seed, event.digest, event.anonymous, event.at, state.turns, generation=state.turns
-    )
-
-
-class StatesLoaded(Event, frozen=True, tag="StatesLoaded"):
+class StatesLoaded(JobEvent, frozen=True, tag="StatesLoaded"):
     """The job goes on where these consumers were, of which there may have been another number."""
 
-    job: str
     states: list[Checkpoint]
 
-
-@reduces(StatesLoaded)
-def _states_loaded(state: State, event: StatesLoaded) -> None:
-    job = state.jobs[event.job]
-    job.states.update((each.rank, each) for each in event.states)
-    known = len(job.states) == event.states[0].ranks
-    job.first = min(each.next_epoch for each in job.states.values()) if known else None
-    if job.first is not None:
-        for place in job.consumers.values():
-            place.epoch = max(place.epoch, job.first - 1)
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        job.states.update((each.rank, each) for each in self.states)
+        known = len(job.states) == self.states[0].ranks
+        job.first = min(each.next_epoch for each in job.states.values()) if known else None
+        if job.first is not None:
+            for place in job.consumers.values():
+                place.epoch = max(place.epoch, job.first - 1)
 
 
-class ListingAsked(Event, frozen=True, tag="ListingAsked"):
+class ListingAsked(JobEvent, frozen=True, tag="ListingAsked"):
     """``worker`` lists the job's sources ("": nobody does)."""
 
-    job: str
     worker: str
 
-
-@reduces(ListingAsked)
-def _listing_asked(state: State, event: ListingAsked) -> None:
-    state.jobs[event.job].lister = event.worker
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].lister = self.worker
 
 
-class TableRecorded(Event, frozen=True, tag="TableRecorded"):
+class TableRecorded(JobEvent, frozen=True, tag="TableRecorded"):
     """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end).
 
     Attributes:
@@ -76,7 +64,6 @@ class TableRecorded(Event, frozen=True, tag="TableRecorded"):
         equal: the tasks give all consumers equally many elements.
     """
 
-    job: str
     tables: dict[int, TableSummary]
     digest: str
     length: int | None
@@ -84,99 +71,79 @@ class TableRecorded(Event, frozen=True, tag="TableRecorded"):
     equal: bool = False
     points: list[CachePoint] = []
 
-
-@reduces(TableRecorded)
-def _table_recorded(state: State, event: TableRecorded) -> None:
-    job = state.jobs[event.job]
-    job.tables = event.tables
-    job.tables_digest = event.digest
-    job.length = event.length
-    job.prints = event.prints
-    job.equal = event.equal
-    job.points = event.points
-    job.lister = ""
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        job.tables = self.tables
+        job.tables_digest = self.digest
+        job.length = self.length
+        job.prints = self.prints
+        job.equal = self.equal
+        job.points = self.points
+        job.lister = ""
 
 
-class BufferNeeded(Event, frozen=True, tag="BufferNeeded"):
+class BufferNeeded(JobEvent, frozen=True, tag="BufferNeeded"):
     """The job has an output of so many bytes, so that only workers whose buffers have as many can run it."""
 
-    job: str
     needs: int
+    changes: ClassVar = Changes.SERVING
+
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].needs = self.needs
 
 
-@reduces(BufferNeeded, Changes.SERVING)
-def _buffer_needed(state: State, event: BufferNeeded) -> None:
-    state.jobs[event.job].needs = event.needs
-
-
-class PlanningDied(Event, frozen=True, tag="PlanningDied"):
+class PlanningDied(JobEvent, frozen=True, tag="PlanningDied"):
     """The worker that listed the job's sources, or asked its sharding function, is gone."""
 
-    job: str
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].planning_deaths += 1
 
 
-@reduces(PlanningDied)
-def _planning_died(state: State, event: PlanningDied) -> None:
-    state.jobs[event.job].planning_deaths += 1
-
-
-class TurnCut(Event, frozen=True, tag="TurnCut"):
+class TurnCut(JobEvent, frozen=True, tag="TurnCut"):
     """A job's worker was taken away in the middle of a task; the next cut comes later, so that it gets on."""
 
-    job: str
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].cuts += 1
 
 
-@reduces(TurnCut)
-def _turn_cut(state: State, event: TurnCut) -> None:
-    state.jobs[event.job].cuts += 1
-
-
-class ShareUnread(Event, frozen=True, tag="ShareUnread"):
+class ShareUnread(JobEvent, frozen=True, tag="ShareUnread"):
     """Nobody will read this, and it is said."""
 
-    job: str
     share: UnreadShare
 
-
-@reduces(ShareUnread)
-def _share_unread(state: State, event: ShareUnread) -> None:
-    job = state.jobs[event.job]
-    job.unread = [*job.unread, event.share][-UNREAD:]
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        job.unread = [*job.unread, self.share][-UNREAD:]
 
 
-class JobBroke(Event, frozen=True, tag="JobBroke"):
+class JobBroke(JobEvent, frozen=True, tag="JobBroke"):
     """The job cannot go on. Everything leased for it is void."""
 
-    job: str
     failure: Failure
+    changes: ClassVar = Changes.SERVING
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        job.failure = self.failure
+        job.lister = ""
+        job.epochs = {}
+        _forget_job(state, self.job)
 
 
-@reduces(JobBroke, Changes.SERVING)
-def _job_broke(state: State, event: JobBroke) -> None:
-    job = state.jobs[event.job]
-    job.failure = event.failure
-    job.lister = ""
-    job.epochs = {}
-    _forget_job(state, event.job)
-
-
-class JobKept(Event, frozen=True, tag="JobKept"):
+class JobKept(JobEvent, frozen=True, tag="JobKept"):
     """Nobody reads it any more, but expected consumers that were never seen may still come.
 
     Attributes:
         at: seconds of the dispatcher's clock, from which on it is kept for a while.
     """
 
-    job: str
     at: float
 
-
-@reduces(JobKept)
-def _job_kept(state: State, event: JobKept) -> None:
-    state.jobs[event.job].kept_at = event.at
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].kept_at = self.at
 
 
-class JobRemoved(Event, frozen=True, tag="JobRemoved"):
+class JobRemoved(JobEvent, frozen=True, tag="JobRemoved"):
     """Nobody reads it any more.
 
     Attributes:
@@ -184,27 +151,25 @@ class JobRemoved(Event, frozen=True, tag="JobRemoved"):
         absent: how many of the expected consumers were never seen.
     """
 
-    job: str
     reason: str
     at: float = -1.0
     absent: int = 0
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(JobRemoved, Changes.SERVING)
-def _job_removed(state: State, event: JobRemoved) -> None:
-    job = state.jobs.pop(event.job)
-    state.ended.pop(event.job, None)
-    if event.at >= 0 and not job.anonymous:
-        there = {index: (place.host, place.pid) for index, place in job.consumers.items()}
-        readers = {**job.former, **there}
-        state.ended[event.job] = EndedJob(event.at, event.reason, job.spec.num_consumers, readers, event.absent)
-        if len(state.ended) > ENDED:
-            del state.ended[next(iter(state.ended))]
-    for consumer in job.consumers.values():
-        state.clients.pop(consumer.client, None)
-    for worker in state.workers.values():
-        worker.served.pop(event.job, None)
-    _forget_job(state, event.job)
+    def apply(self, state: State) -> None:
+        job = state.jobs.pop(self.job)
+        state.ended.pop(self.job, None)
+        if self.at >= 0 and not job.anonymous:
+            there = {index: (place.host, place.pid) for index, place in job.consumers.items()}
+            readers = {**job.former, **there}
+            state.ended[self.job] = EndedJob(self.at, self.reason, job.spec.num_consumers, readers, self.absent)
+            if len(state.ended) > ENDED:
+                del state.ended[next(iter(state.ended))]
+        for consumer in job.consumers.values():
+            state.clients.pop(consumer.client, None)
+        for worker in state.workers.values():
+            worker.served.pop(self.job, None)
+        _forget_job(state, self.job)
 
 
 def _forget_job(state: State, name: str) -> None:

@@ -1,9 +1,10 @@
-"""The one way in which the state changes: an event's reducer is applied to it."""
+"""Replay: the one way in which the state changes is that an event is applied to it."""
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from millrace.control.journal import (
@@ -16,7 +17,7 @@ from millrace.control.journal import (
     task_events,
     worker_events,
 )
-from millrace.control.journal.event import REDUCERS, Changes, Event
+from millrace.control.journal.event import Changes, Event
 from millrace.control.journal.state_validation import phase_of, validate_event
 from millrace.control.state.index import SERVICE
 from millrace.control.state.state import State
@@ -31,9 +32,17 @@ ENTITIES = (
     task_events,
     worker_events,
 )
-"""All modules of events, which register their reducers as they are imported."""
+"""All modules of events."""
 
-AnyEvent: Any = functools.reduce(operator.or_, REDUCERS)
+
+def _kinds(base: type[Event]) -> Iterator[type[Event]]:
+    for kind in base.__subclasses__():
+        if kind.__struct_config__.tag is not None:
+            yield kind
+        yield from _kinds(kind)
+
+
+AnyEvent: Any = functools.reduce(operator.or_, _kinds(Event))
 """The union of all events, for decoding a journal."""
 
 
@@ -43,16 +52,15 @@ def apply(state: State, event: Event) -> None:
     Raises:
         InvalidStateError: the state is ``checked``, and makes no sense any more.
     """
-    reducer = REDUCERS[type(event)]
     before = phase_of(state, event) if state.checked else None
-    if reducer.changes is Changes.SERVING:
+    if event.changes is Changes.SERVING:
         state.index.serving_changes(getattr(event, "worker", ""))
-    reducer.apply(state, event)
+    event.apply(state)
     job = getattr(event, "job", SERVICE)
     state.index.invalidate(job)
     if job:
         state.index.touched.add(job)
-    if reducer.changes is not Changes.TASKS:
+    if event.changes is not Changes.TASKS:
         state.index.invalidate(SERVICE)
     if before is not None:
         validate_event(state, event, before)

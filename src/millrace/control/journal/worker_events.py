@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.control.journal.event import Changes, Event, reduces
-from millrace.control.state.state import (
-    State,
-    Worker,
-)
+from typing import ClassVar
+
+from millrace.control.journal.event import Changes, Event
+from millrace.control.state.state import State, Worker
 
 
 class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
@@ -22,18 +21,17 @@ class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
     cores: int = 1
     only: str = ""
     buffer_bytes: int = 0
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerJoined, Changes.SERVING)
-def _worker_joined(state: State, event: WorkerJoined) -> None:
-    worker = state.workers.get(event.worker)
-    if worker is None:
-        worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, pinned_job=event.only)
-        state.workers[event.worker] = worker
-        state.index.invalidate(event.only)  # its job has local workers from now on, perhaps
-    worker.address = event.address
-    worker.buffer_bytes = event.buffer_bytes
-    worker.lost_at = None
+    def apply(self, state: State) -> None:
+        worker = state.workers.get(self.worker)
+        if worker is None:
+            worker = Worker(self.worker, self.address, self.host, self.pid, self.cores, pinned_job=self.only)
+            state.workers[self.worker] = worker
+            state.index.invalidate(self.only)  # its job has local workers from now on, perhaps
+        worker.address = self.address
+        worker.buffer_bytes = self.buffer_bytes
+        worker.lost_at = None
 
 
 class WorkerDisconnected(Event, frozen=True, tag="WorkerDisconnected"):
@@ -41,11 +39,10 @@ class WorkerDisconnected(Event, frozen=True, tag="WorkerDisconnected"):
 
     worker: str
     at: float
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerDisconnected, Changes.SERVING)
-def _worker_disconnected(state: State, event: WorkerDisconnected) -> None:
-    state.workers[event.worker].lost_at = event.at
+    def apply(self, state: State) -> None:
+        state.workers[self.worker].lost_at = self.at
 
 
 class WorkerRetiring(Event, frozen=True, tag="WorkerRetiring"):
@@ -53,24 +50,22 @@ class WorkerRetiring(Event, frozen=True, tag="WorkerRetiring"):
 
     worker: str
     until: float = 0.0
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerRetiring, Changes.SERVING)
-def _worker_retiring(state: State, event: WorkerRetiring) -> None:
-    worker = state.workers[event.worker]
-    worker.draining = True
-    worker.until = event.until
+    def apply(self, state: State) -> None:
+        worker = state.workers[self.worker]
+        worker.draining = True
+        worker.until = self.until
 
 
 class WorkerReleased(Event, frozen=True, tag="WorkerReleased"):
     """A leaving worker was told that nothing of it is needed any more."""
 
     worker: str
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerReleased, Changes.SERVING)
-def _worker_released(state: State, event: WorkerReleased) -> None:
-    state.workers[event.worker].released = True
+    def apply(self, state: State) -> None:
+        state.workers[self.worker].released = True
 
 
 class WorkerLost(Event, frozen=True, tag="WorkerLost"):
@@ -78,11 +73,10 @@ class WorkerLost(Event, frozen=True, tag="WorkerLost"):
 
     worker: str
     reason: str
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerLost, Changes.SERVING)
-def _worker_lost(state: State, event: WorkerLost) -> None:
-    del state.workers[event.worker]
+    def apply(self, state: State) -> None:
+        del state.workers[self.worker]
 
 
 class WorkerAssigned(Event, frozen=True, tag="WorkerAssigned"):
@@ -92,22 +86,21 @@ class WorkerAssigned(Event, frozen=True, tag="WorkerAssigned"):
     job: str
     at: float
     reason: str
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerAssigned, Changes.SERVING)
-def _worker_assigned(state: State, event: WorkerAssigned) -> None:
-    worker = state.workers[event.worker]
-    state.turns += 1
-    for name in (worker.job, event.job):
-        if name in state.jobs:
-            state.jobs[name].served = state.turns
-            worker.served[name] = state.turns
-    worker.job = event.job
-    worker.reason = event.reason
-    worker.turn_began = event.at
-    worker.turn_leases = 0
-    if event.job:
-        worker.open[event.job] = None
+    def apply(self, state: State) -> None:
+        worker = state.workers[self.worker]
+        state.turns += 1
+        for name in (worker.job, self.job):
+            if name in state.jobs:
+                state.jobs[name].served = state.turns
+                worker.served[name] = state.turns
+        worker.job = self.job
+        worker.reason = self.reason
+        worker.turn_began = self.at
+        worker.turn_leases = 0
+        if self.job:
+            worker.open[self.job] = None
 
 
 class WorkerDismissed(Event, frozen=True, tag="WorkerDismissed"):
@@ -115,11 +108,10 @@ class WorkerDismissed(Event, frozen=True, tag="WorkerDismissed"):
 
     worker: str
     job: str
+    changes: ClassVar = Changes.SERVING
 
-
-@reduces(WorkerDismissed, Changes.SERVING)
-def _worker_dismissed(state: State, event: WorkerDismissed) -> None:
-    worker = state.workers[event.worker]
-    worker.open.pop(event.job, None)
-    if worker.job == event.job:
-        worker.job = ""
+    def apply(self, state: State) -> None:
+        worker = state.workers[self.worker]
+        worker.open.pop(self.job, None)
+        if worker.job == self.job:
+            worker.job = ""

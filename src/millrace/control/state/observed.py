@@ -13,12 +13,7 @@ from millrace.policies.decision import Decision
 from millrace.policies.scaling.capacity import Shortage
 from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
-from millrace.protocol.messages import (
-    ConsumerReport,
-    ProbeReport,
-    StepsReady,
-    WorkerReport,
-)
+from millrace.protocol.messages import ConsumerReport, ProbeReport, StepsReady, WorkerReport
 from millrace.protocol.reports import Flow, NodeMeasure, Pace
 
 WINDOW_S = 15.0
