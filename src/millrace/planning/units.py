@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import PipelineError
+from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
@@ -74,8 +74,11 @@ class UnplannableError(PipelineError):
     """Node that needs positions which its input doesn't have: the graph runs as one sequence."""
 
     def __init__(self, node: g.Node, reason: str) -> None:
-        super().__init__(f"{node} {reason}")
+        super().__init__(node, reason)
         self.node = node
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.args[1]}"
 
 
 class UnitMap:
@@ -108,7 +111,7 @@ class UnitMap:
         """
         found = self._units[number]
         if isinstance(found, UnplannableError):
-            raise found
+            raise anew(found)
         return found
 
     def plannable(self, number: int) -> bool:
@@ -146,7 +149,7 @@ class UnitMap:
                 return self._source(node, self._summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
-            return error
+            return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
         target = _TASK_ELEMENTS.get(type(node), 8192)
