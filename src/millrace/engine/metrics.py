@@ -143,8 +143,7 @@ class Totals:
         """List (elements, bytes, active seconds, processor seconds, seconds held) of each node.
 
         Active seconds are those of its own work, wherever it was done. Held seconds are those that the thread which
-        pulls its
-        output spent in it alone, also waiting for the node's threads.
+        pulls its output spent in it alone, also waiting for the node's threads.
         """
         with self._lock:
             sums = [Measure() for _ in self._inputs]
@@ -167,8 +166,7 @@ class Sizer:
     """Choice of the number of elements in a node's chunks: some milliseconds of work, and not too many bytes.
 
     It is shared by the tasks of a program, so that a small task starts with what others have learnt. No output depends
-    on
-    it.
+    on it.
     """
 
     size: int = 16

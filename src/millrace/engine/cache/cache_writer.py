@@ -36,8 +36,7 @@ _SPARE_BYTES = 4096
 
 _SOME = 8
 """Divisor: items that a task has made and asks for again become a block of their own if they are at least one part in
-so
-many of those that became blocks for that before. So blocks are few, and hardly anything is made twice."""
+so many of those that became blocks for that before. So blocks are few, and hardly anything is made twice."""
 
 Added = list[tuple[bytes | None, list[Any]]]
 """Keys of items with elements; without a key they belong to the item before."""
@@ -196,8 +195,7 @@ class _Writing:
     """Writer of one block after the other, of whole items.
 
     One thread at a time adds to it; elements that it added may be changed afterwards. All else happens on the thread
-    that
-    writes.
+    that writes.
     """
 
     def __init__(self, kept: CacheWriter, store: BlockStore, point: str) -> None:

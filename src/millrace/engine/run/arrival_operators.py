@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import length_hint
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -154,11 +154,7 @@ def _running(
         if not ended:
             wake()
         try:
-            close(chunks)
-            while task.stops:
-                stop = next(iter(task.stops))
-                del task.stops[stop]
-                stop()
+            task.stop(chunks)
         finally:
             pool.close()
 
@@ -395,67 +391,68 @@ class BehindContext(NodeContext):
         return first
 
 
-class _Log:
-    """Log of the paths of what an operator took, in order; elements handed out are forgotten."""
+E = TypeVar("E")
+
+
+class _Entries(Generic[E]):
+    """Entries of some elements each that an operator took, in order; those handed out are forgotten."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[Path, int, Positions]] = deque()
+        self._entries: deque[tuple[int, E]] = deque()
         self._before = 0
+
+    def _append(self, size: int, entry: E) -> None:
+        if size:
+            self._entries.append((size, entry))
+
+    def _forget(self) -> None:
+        self._before += self._entries.popleft()[0]
+
+    def _find(self, count: int) -> tuple[E, int]:
+        """Find the entry with the element of this number, from 1, and its number there; else the last one's last."""
+        while count - self._before > self._entries[0][0] and len(self._entries) > 1:
+            self._forget()
+        size, entry = self._entries[0]
+        return entry, min(count - self._before, size)
+
+
+class _Log(_Entries[tuple[Path, int, Positions]]):
+    """Log of the paths of what an operator took."""
 
     def add(self, origin: Traced, positions: Positions) -> None:
         """Append these positions."""
-        if len(positions):
-            self._entries.append((origin.above, origin.shift, positions))
+        self._append(len(positions), (origin.above, origin.shift, positions))
 
     def upto(self, path: Path) -> int:
         """Count the entries up to the one that ``path`` leads to, that one included unless it was left in part."""
         while self._entries:
-            above, shift, positions = self._entries[0]
+            _, (above, shift, positions) = self._entries[0]
             depth = len(above)
             if above > path[:depth]:
                 break
             last = path[depth] - (len(path) > depth + 1) - shift  # of the positions, if they are of the same parent
-            if above < path[:depth] or int(positions[-1]) <= last:
-                self._before += len(positions)
-                self._entries.popleft()
-                continue
-            return self._before + int(np.searchsorted(np.asarray(positions), last, side="right"))
+            if above == path[:depth] and int(positions[-1]) > last:
+                return self._before + int(np.searchsorted(np.asarray(positions), last, side="right"))
+            self._forget()
         return self._before
 
     def path(self, count: int) -> Path:
         """Path of the element of this number, from 1; if there are fewer, of the last."""
-        while True:
-            above, shift, positions = self._entries[0]
-            within = count - self._before
-            if within > len(positions) and len(self._entries) > 1:
-                self._before += len(positions)
-                self._entries.popleft()
-                continue
-            return (*above, int(positions[min(within, len(positions)) - 1]) + shift)
+        (above, shift, positions), within = self._find(count)
+        return (*above, int(positions[within - 1]) + shift)
 
 
-class _RowLog:
+class _RowLog(_Entries[tuple[Path, int, int]]):
     """Log of the paths of the rows that an operator took of batches."""
-
-    def __init__(self) -> None:
-        self._entries: deque[tuple[Path, int, int]] = deque()
-        self._before = 0
 
     def add(self, path: Path, skipped: int, rows: int) -> None:
         """Append a batch, of which the first rows were ``skipped``."""
-        if rows:
-            self._entries.append((path, skipped, rows))
+        self._append(rows, (path, skipped, rows))
 
     def path(self, count: int) -> Path:
         """Path of the row of this number, from 1; if there are fewer, of the last."""
-        while True:
-            path, skipped, rows = self._entries[0]
-            within = count - self._before
-            if within > rows and len(self._entries) > 1:
-                self._before += rows
-                self._entries.popleft()
-                continue
-            return path if within >= rows else (*path, skipped + within - 1)
+        (path, skipped, rows), within = self._find(count)
+        return path if within >= rows else (*path, skipped + within - 1)
 
 
 def _going_on(node: g.Node, count: int) -> g.Node:

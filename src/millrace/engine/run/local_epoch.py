@@ -8,8 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from types import TracebackType
+from itertools import count, islice
 from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
@@ -100,10 +99,7 @@ class LocalEpoch:
 
 def planned(plan: Plan) -> Iterator[Task]:
     """List all tasks of a plan, in its order."""
-    index = 0
-    while plan.length is None or index < plan.length:
-        yield plan.task(index)
-        index += 1
+    return map(plan.task, count() if plan.length is None else range(plan.length))
 
 
 def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
@@ -367,8 +363,7 @@ class LocalIterator(Iterator[Any]):
         """Status of the epoch, as of a job in the status of a service, as far as that makes sense here.
 
         It has ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being
-        faster, in
-        one sentence (``reason``).
+        faster, in one sentence (``reason``).
         """
         from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
         from millrace.policies.bottleneck import Load, bottleneck
@@ -377,18 +372,18 @@ class LocalIterator(Iterator[Any]):
         program, loop = self._reading.program, self._reading.loop
         measures = {each[0]: NodeMeasure(*each) for each in program.measures()}
         operators = operators_of(measures, *kinds(program.graph))
-        count, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
+        handed_out, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
         load = Load(
             operators,
-            loop.read_s / count if count else 0.0,
-            loop.waited_s / count if count else 0.0,
+            loop.read_s / handed_out if handed_out else 0.0,
+            loop.waited_s / handed_out if handed_out else 0.0,
             cores=program.cores,
             used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
             delayed=delayed(time.process_time(), run_delay_s()),
         )
         return {
             "batch_time_s": load.batch_s or None,
-            "wait_share": load.waits if count else None,
+            "wait_share": load.waits if handed_out else None,
             "operators": operator_rows(measures, measures, loop.read_s),
             "bottleneck": msgspec.to_builtins(bottleneck(load)),
         }
@@ -404,9 +399,7 @@ class LocalIterator(Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

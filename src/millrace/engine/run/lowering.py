@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -36,6 +36,15 @@ _INTERLEAVED_BLOCK = 64
 """Under a windowed shuffle a task reads so many stretches of its data at a time, so many elements from each in turn."""
 
 Chunks = Iterator[Chunk]
+
+
+class _Deal(NamedTuple):
+    """Deal of a node's units to its parts: where each goes, what a part makes of its units, and how many it has."""
+
+    number: int
+    route: Route
+    part: Callable[[int, Feed], Chunks]
+    most: Callable[[int], int]
 
 
 class Lowering:
@@ -241,8 +250,8 @@ class Lowering:
             return self.units(children[which], units, repetition)
 
         ours, theirs = index_streams.tee(feed, 2)
-        merged = self._merged(number, theirs, self.map.mixtures[number].resolve, part, self._counts(children))
-        return index_streams.positioned(merged, ours, Origin(number, 0, repetition))
+        deal = _Deal(number, self.map.mixtures[number].resolve, part, self._counts(children))
+        return index_streams.positioned(self._merged(deal, theirs), ours, Origin(number, 0, repetition))
 
     def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:
         children = [self.graph.id_of(child) for child in node.inputs]
@@ -255,7 +264,7 @@ class Lowering:
         def part(which: int, units: Feed) -> Chunks:
             return self.units(children[which], units, repetition)
 
-        return self._combined(number, feed, route, part, self._counts(children), repetition)
+        return self._combined(_Deal(number, route, part, self._counts(children)), feed, repetition)
 
     def _repeat(self, number: int, node: g.Repeat, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
@@ -272,7 +281,7 @@ class Lowering:
 
         if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Cardinality.ONE:
             return self._until_empty(feed, route, part, count)
-        return self._combined(number, feed, route, part, lambda _turn: count, repetition)
+        return self._combined(_Deal(number, route, part, lambda _turn: count), feed, repetition)
 
     def _until_empty(self, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int) -> Chunks:
         """Yield the passes of an endless repeat, up to the first whole one that gives nothing; units come in order."""
@@ -296,63 +305,36 @@ class Lowering:
         counts = [self.map.of(child).count for child in children]
         return counts.__getitem__
 
-    def _combined(
-        self,
-        number: int,
-        feed: Feed,
-        route: Route,
-        part: Callable[[int, Feed], Chunks],
-        most: Callable[[int], int],
-        repetition: int,
-    ) -> Chunks:
+    def _combined(self, deal: _Deal, feed: Feed, repetition: int) -> Chunks:
         """Chain parts while units ascend, from then on merge them element by element.
 
         Where each unit is one element it is identified by its unit here, so that its random numbers are the same in
-        whatever
-        order it comes.
+        whatever order it comes.
         """
-        if self.map.of(number).yields is not Cardinality.ONE:
-            return self._parts(number, feed, route, part, most)
+        if self.map.of(deal.number).yields is not Cardinality.ONE:
+            return self._parts(deal, feed)
         ours, theirs = index_streams.tee(feed, 2)
-        chunks = self._parts(number, theirs, route, part, most)
-        return index_streams.positioned(chunks, ours, Origin(number, 0, repetition))
+        return index_streams.positioned(self._parts(deal, theirs), ours, Origin(deal.number, 0, repetition))
 
-    def _parts(
-        self,
-        number: int,
-        feed: Feed,
-        route: Route,
-        part: Callable[[int, Feed], Chunks],
-        most: Callable[[int], int],
-    ) -> Chunks:
-        for which, units in index_streams.parts(feed, route):
-            if which is None:
-                yield from self._merged(number, units, route, part, most)
-            else:
-                yield from part(which, units)
+    def _parts(self, deal: _Deal, feed: Feed) -> Chunks:
+        for which, units in index_streams.parts(feed, deal.route):
+            yield from self._merged(deal, units) if which is None else deal.part(which, units)
 
-    def _merged(
-        self,
-        number: int,
-        feed: Feed,
-        route: Route,
-        part: Callable[[int, Feed], Chunks],
-        most: Callable[[int], int],
-    ) -> Chunks:
+    def _merged(self, deal: _Deal, feed: Feed) -> Chunks:
         """Yield one element for each unit, from the part that ``route`` names; positions are for the caller to give."""
-        routes = index_streams.Routes(feed, route, most)
+        routes = index_streams.Routes(feed, deal.route, deal.most)
         streams: dict[int, index_streams.Elements] = {}
-        origin = Origin(number, 0)
+        origin = Origin(deal.number, 0)
         for choices in routes.choices():
             start = 0
             while start < len(choices):
-                wanted = choices[start : start + self.task.chunk_size(number)]
+                wanted = choices[start : start + self.task.chunk_size(deal.number)]
                 start += len(wanted)
                 elements: list[Any] = [None] * len(wanted)
                 complete, failure = len(wanted), None
                 for which in np.unique(wanted).tolist():
                     if which not in streams:
-                        streams[which] = index_streams.Elements(part(which, routes.reader(which)))
+                        streams[which] = index_streams.Elements(deal.part(which, routes.reader(which)))
                     places = np.flatnonzero(wanted == which).tolist()
                     taken: list[Any] = []
                     try:
@@ -385,8 +367,7 @@ class Outlook(Lowering):
     """Positions that a task will ask of its sources, as far as that is seen without running anything.
 
     Sources below a cache, which may have their elements, or below an operator that deals its feed out are left out; so
-    are
-    tasks that are cut out of others.
+    are tasks that are cut out of others.
 
     Attributes:
         feeds: by node id of a source.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, cast
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.engine.cache.cached_items import ActivePoint
-from millrace.engine.metrics import Measure, Sizer, Totals, close
+from millrace.engine.metrics import Measure, Sizer, Totals
 from millrace.engine.run.endless import EndlessRepeat
 from millrace.engine.run.lowering import Lowering, Outlook
 from millrace.engine.run.task import Budget, RunningTask, available_cores
@@ -177,10 +176,8 @@ class Program:
         """List each node's (node id, label, elements, bytes, active s, processor s, threads, held s, reads at once).
 
         The sums are over all tasks so far. No threads: it works on the one that pulls, which it held for so many
-        seconds; no
-        reads at once: it reads none ahead. A node that was left out has passed on the output of the node that stands
-        for it, in
-        no time.
+        seconds; no reads at once: it reads none ahead. A node that was left out has passed on the output of the node
+        that stands for it, in no time.
         """
         rows = self._totals.by_node()
         found = []
@@ -383,21 +380,14 @@ class Run:
             return
         self._closed = True
         try:
-            close(self._chunks)
-            # What an error left suspended may still have threads: its traceback keeps it alive.
-            while self._task.stops:
-                stop = next(iter(self._task.stops))
-                del self._task.stops[stop]
-                stop()
+            self._task.stop(self._chunks)
         finally:
             self._totals.end(self._task.measures)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin, raising
-from millrace.engine.metrics import Measure, Sizer, measured
+from millrace.engine.metrics import Measure, Sizer, close, measured
 from millrace.engine.run.element_names import first_made, name_of
 from millrace.engine.run.index_streams import Array, compact
 from millrace.engine.threads.operator_threads import OperatorThreads
@@ -110,6 +110,14 @@ class RunningTask:
         self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place), watch)
         self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
         self._streams: Counter[int] = Counter()
+
+    def stop(self, chunks: Iterator[Chunk]) -> None:
+        """End the chunks, and whatever an error left suspended with threads: its traceback keeps it alive."""
+        close(chunks)
+        while self.stops:
+            stop = next(iter(self.stops))
+            del self.stops[stop]
+            stop()
 
     @contextmanager
     def sharing(self, number: int) -> Iterator[Callable[[], int]]:

@@ -19,8 +19,7 @@ def overlapped(chunks: Generator[Chunk, None, None], ending: Ending, budget: int
     """Compute chunks ahead on a thread: from the start if ``ending`` says so, else once that would pay.
 
     Time is gained where both sides take some: of a chunk, at most the time of the faster one. So a pipeline that is
-    cheap,
-    or a consumer that only collects, never gets a thread.
+    cheap, or a consumer that only collects, never gets a thread.
 
     Args:
         chunks: the pipeline.

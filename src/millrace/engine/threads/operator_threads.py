@@ -30,8 +30,7 @@ class ThreadPool:
     """Threads that run user functions, shared by the operators of a program.
 
     They are daemons, unlike those of :mod:`concurrent.futures`: a function that never returns, as one that waits for a
-    dead
-    file server, must not keep Ctrl-C from ending the process.
+    dead file server, must not keep Ctrl-C from ending the process.
 
     Args:
         cores: number that user functions should keep busy.
@@ -110,21 +109,6 @@ class ChunkCall(Generic[T]):
         done: there is a result, or an ``error``, until it is taken.
         size: bytes of the result, once done.
     """
-
-    __slots__ = (
-        "_chunk",
-        "_ended",
-        "_function",
-        "_result",
-        "_thread",
-        "begun",
-        "cpu_s",
-        "done",
-        "elements",
-        "error",
-        "seconds",
-        "size",
-    )
 
     def __init__(self, function: Callable[[Chunk], T], chunk: Chunk) -> None:
         self._function: Callable[[Chunk], T] | None = function

@@ -15,12 +15,10 @@ T = TypeVar("T")
 
 _SLICE_S = 0.008
 """Seconds of work of one call: so much that handing it over costs under a hundredth, so little that threads end
-together,
-and that a result doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
+together, and that a result doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
 _HELP_S = 0.05
 """Seconds of one element above which the thread that pulls waits for a result rather than make another call meanwhile:
-the
-awaited result would lie ready for too long."""
+the awaited result would lie ready for too long."""
 _WAITING = 4
 """Most calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
 
@@ -37,8 +35,7 @@ def in_order(
     """Apply ``function`` to each chunk, results in order; on threads if an element costs enough to be worth it.
 
     Results that wait, and those that calls under way are expected to give, judged by the largest seen lately, stay
-    within
-    ``budget``; a single call goes on whatever its result.
+    within ``budget``; a single call goes on whatever its result.
 
     Args:
         function: called with slices of the chunks.
