@@ -364,7 +364,7 @@ def test_a_lease_that_is_revoked_as_it_finishes_leaves_nothing_behind():
         assert service.finished(0).leftovers
         service.manager.told(RevokeTask(TaskRef("job", 0, 0), service.lease))
         service.wait(lambda m: isinstance(m, TaskReturned))
-        assert service.manager.held() == []
+        assert service.manager._core.held() == []
 
 
 def test_errors_of_user_functions_name_operator_and_element():
@@ -388,7 +388,7 @@ def test_revoking_returns_the_lease_whether_it_runs_or_not(feed):
         assert service.wait(lambda m: isinstance(m, TaskReturned)).lease == waiting.lease
         service.manager.told(RevokeTask(TaskRef("job", 0, 0), running.lease))
         assert service.wait(lambda m: isinstance(m, TaskReturned), 2).lease == running.lease
-        assert service.manager.held() == []
+        assert service.manager._core.held() == []
 
 
 def test_an_earlier_epoch_comes_before_what_was_computed_ahead(feed):
@@ -426,7 +426,7 @@ def test_closing_the_job_stops_it():
     with Service(dataset, tasks=1, buffer_bytes=100_000) as service:
         service.run(0)
         service.manager.told(CloseJob("job"))
-        assert service.manager.held() == []
+        assert service.manager._core.held() == []
         assert service.report().job == ""
 
 

@@ -46,7 +46,7 @@ from millrace.wire.control.blob_transfer import digest_of, fetch_blob, put_blob
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.error_codec import error_of
 from millrace.worker import job_pipeline as worker_jobs
-from millrace.worker.worker import Worker
+from millrace.worker.worker_process import WorkerProcess
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
 OTHER = pack(Graph(Range(start=0, stop=7)))[0]
@@ -352,7 +352,7 @@ def test_what_cannot_be_sent_fails_its_job_and_no_other(
 def test_what_a_worker_cannot_say_fails_its_job(loop: Loop, peers: list[Peer], monkeypatch: pytest.MonkeyPatch) -> None:
     address = loop.dispatcher().address
     monkeypatch.setattr(worker_jobs, "prints", lambda _graph, _tables: ["!" * (17 << 20)])
-    one = Worker(address, name="one")
+    one = WorkerProcess(address, name="one")
     thread = threading.Thread(target=one.run)
     thread.start()
     try:

@@ -22,7 +22,7 @@ from millrace.cli import main
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
-from millrace.worker.worker import Worker
+from millrace.worker.worker_process import WorkerProcess
 
 WAIT_S = 30
 
@@ -181,8 +181,8 @@ def test_a_worker_waits_for_its_dispatcher_and_ends_with_its_pipe(children):
 
 
 def test_a_worker_that_nobody_answers_says_so_once(monkeypatch):
-    monkeypatch.setattr("millrace.worker.worker.CONNECT_S", 0.1)  # instead of 10 s
-    worker = Worker("127.0.0.1:1")
+    monkeypatch.setattr("millrace.worker.worker_process.CONNECT_S", 0.1)  # instead of 10 s
+    worker = WorkerProcess("127.0.0.1:1")
     said: list[tuple[str, str]] = []
 
     class Heard(logging.Handler):
@@ -195,7 +195,7 @@ def test_a_worker_that_nobody_answers_says_so_once(monkeypatch):
     logger = logging.getLogger("millrace.tests.heard")
     logger.setLevel(logging.INFO)
     logger.addHandler(Heard())
-    monkeypatch.setattr("millrace.worker.worker._logger", logger)
+    monkeypatch.setattr("millrace.worker.worker_process._logger", logger)
     worker.run()
     assert [level for level, _ in said[:2]] == ["WARNING", "INFO"]
     assert said[0][1].startswith("no dispatcher answered at 127.0.0.1:1 within 0.1 s (connection refused): is ")

@@ -210,7 +210,7 @@ def _worker(options: argparse.Namespace) -> int:
     # fork waits a second for gRPC's threads, and a child now and then for ever for a lock that one of them held.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-    from millrace.worker.worker import Worker
+    from millrace.worker.worker_process import WorkerProcess
 
     dispatcher: str = options.dispatcher
     if dispatcher == "-":
@@ -220,7 +220,7 @@ def _worker(options: argparse.Namespace) -> int:
         if not dispatcher:
             return 0  # whoever would have said it has ended
     _raise_descriptors(_FOR_WORKER)  # each piece of shared memory takes one
-    worker = Worker(
+    worker = WorkerProcess(
         dispatcher,
         token=token_of(options),
         host=options.host or LOOPBACK,

@@ -409,7 +409,7 @@ def _eager(self: RunControl, lane: Lane, run: TaskRun, blocked: Blocked, now: fl
 def _thorough(self: WorkerCore, message: msg.OutputsReceived) -> None:
     """Whoever has all outputs of a task is taken to need nothing of it any more."""
     _spare(self, message)
-    self.leftovers.forget(message.refs)
+    self.leftovers.drop(lambda ref, _: ref in message.refs)
 
 
 @_replaces("silent-drain", Lane, "unstarted")

@@ -19,7 +19,7 @@ from millrace.simulation.failing import FailedError, OversizedError, failure_of
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.run_state import ALONE
+from millrace.worker.core.run_state import PROBED
 from millrace.worker.core.worker_inputs import OutputMessage
 from millrace.worker.leftovers import LeftoversMissingError
 
@@ -208,7 +208,7 @@ class SimulatedRun:
         if self._lease.holders:
             return  # others have dealt with them
         for element in [bare(element) for output in outputs for element in output]:
-            if self._lease.probe_level >= ALONE:
+            if self._lease.probe_level >= PROBED:
                 self._steps += 1
                 yield from self._ask(inp.Announce((1, 0, 0, 0, element, 0), f"element {element}"))
             if self._worker.town.deadly(self._lease.ref.job, element):

@@ -178,7 +178,6 @@ class Worker(Process):
         else:
             if connection not in self._peers:
                 self._peers[connection] = getattr(message, "job", "")
-                self.feed(inp.PeerCame(connection))
             if isinstance(message, data_messages.Credit):
                 self._let[connection] = self._let.get(connection, 0) + message.bytes
             self.feed(inp.PeerSaid(connection, message))

@@ -1,4 +1,4 @@
-"""The caches that a worker reads from and adds to, for all of its jobs."""
+"""Cache access: the caches that a worker reads from and adds to, for all of its jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millrace.control.state.cache_state import split_place
@@ -26,35 +27,31 @@ _CALIBRATION_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class Using:
-    """What one run has of a cache: for :meth:`millrace.engine.run.program.Program.run`.
+@dataclass
+class RunCache:
+    """Share of one run in a cache: for :meth:`millrace.engine.run.program.Program.run`.
 
     Attributes:
-        point: None: there is no cache, or it cannot be used; then all is made.
-        kept: None: nothing is added.
-        catalogs: what is read from, by place.
+        point: the cache point; None: there is no cache, or it cannot be used; then all is made.
+        kept: writer of what is made; None: nothing is added.
+        catalogs: indexes that are read from, by place.
         whole: the run has come to its end: what was made may be kept.
     """
 
-    def __init__(
-        self,
-        point: ActivePoint | None = None,
-        kept: CacheWriter | None = None,
-        catalogs: Mapping[str, PointIndex] | None = None,
-    ) -> None:
-        self.point, self.kept = point, kept
-        self.catalogs = catalogs or {}
-        self.whole = False
+    point: ActivePoint | None = None
+    kept: CacheWriter | None = None
+    catalogs: Mapping[str, PointIndex] = field(default_factory=dict)
+    whole: bool = False
 
 
 class CacheAccess:
-    """Stores and catalogs, opened when they are first needed. Thread-safe."""
+    """Stores and indexes, opened when they are first needed. Thread-safe."""
 
     def __init__(self) -> None:
         self.location = ""
-        """Of the service's store; the dispatcher says it."""
+        """Location of the service's store; the dispatcher says it."""
         self.compression: Compression | None = None
-        """Of blocks; the dispatcher says it."""
+        """Compression of blocks; the dispatcher says it."""
         self._lock = threading.Lock()
         self._stores: dict[str, BlockStore] = {}
         self._catalogs: dict[str, PointIndex] = {}
@@ -62,7 +59,7 @@ class CacheAccess:
         self._failed: set[str] = set()
 
     def known(self, message: BlocksKnown) -> None:
-        """The dispatcher tells of blocks. Their indexes are read by the next run that needs them."""
+        """Take in what the dispatcher tells of blocks. Their indexes are read by the next run that needs them."""
         gone = set(message.gone)
         with self._lock:
             before = [] if message.whole else self._news.get(message.place, [])
@@ -74,20 +71,20 @@ class CacheAccess:
                 catalog.forget(catalog.names() - set(message.names))
 
     @contextmanager
-    def using(self, lease: LeaseTask, tell: Callable[[CacheUsed], object]) -> Iterator[Using]:
-        """What the run of a lease has of its cache; behind the body ``tell`` gets what is to be told about it.
+    def using(self, lease: LeaseTask, tell: Callable[[CacheUsed], object]) -> Iterator[RunCache]:
+        """Open the cache of a lease for its run; behind the body ``tell`` gets what is to be told about it.
 
         A cache that cannot be used is none: that is told, and never fails the run.
         """
         if lease.cache is None:
-            yield Using()
+            yield RunCache()
             return
         try:
             using = self._open(lease.cache, add=not lease.probe_level)
         except MillraceError as error:
             self._complain(lease.cache.place, error)
             tell(CacheUsed(lease.ref.job, lease.lease, lease.cache.place, error=str(error)))
-            yield Using()
+            yield RunCache()
             return
         try:
             yield using
@@ -95,7 +92,7 @@ class CacheAccess:
             for used in self._end(lease, lease.cache.place, using):
                 tell(used)
 
-    def _open(self, use: CacheUse, *, add: bool) -> Using:
+    def _open(self, use: CacheUse, *, add: bool) -> RunCache:
         from millrace.blocks.block_index import MergedIndex
         from millrace.engine.cache.cache_writer import CacheWriter
         from millrace.engine.cache.cached_items import ActivePoint
@@ -109,10 +106,10 @@ class CacheAccess:
             use.node, bytes.fromhex(fingerprint), use.random, MergedIndex([*catalogs.values()]) if use.also else mine
         )
         kept = CacheWriter(store, folder, use.room, self.compression, use.writer) if use.room and add else None
-        return Using(point, kept, catalogs)
+        return RunCache(point, kept, catalogs)
 
     def _catalog(self, store: BlockStore, place: str, writer: str) -> PointIndex:
-        """What is known to lie at a place, its indexes read."""
+        """Find the index of a place, up to date."""
         from millrace.blocks.block_index import PointIndex
 
         _, folder, path = split_place(place)
@@ -129,7 +126,7 @@ class CacheAccess:
         return catalog
 
     def store(self, path: str) -> BlockStore:
-        """The store at a path; "" is the service's.
+        """Open the store at a path; "" is the service's.
 
         Raises:
             CacheError: it cannot be opened.
@@ -142,7 +139,7 @@ class CacheAccess:
                 store = self._stores[path] = open_store(path or self.location)
             return store
 
-    def _end(self, lease: LeaseTask, place: str, using: Using) -> list[CacheUsed]:
+    def _end(self, lease: LeaseTask, place: str, using: RunCache) -> list[CacheUsed]:
         point, kept = using.point, using.kept
         assert point is not None
         blocks: list[KeptBlock] = []
@@ -186,7 +183,7 @@ class CacheAccess:
             _logger.warning("the cache of point %s cannot be used as it should: %s", place, error)
 
     def measure(self, path: str, room: int) -> StoreMeasured:
-        """What reads and writes of a store take here, found out with no more than ``room`` bytes in it."""
+        """Measure what reads and writes of a store take here with no more than ``room`` bytes in it."""
         from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
         from millrace.engine.run.host_limits import memory_bytes
 
@@ -200,7 +197,7 @@ class CacheAccess:
         return StoreMeasured(path, StoreCost(found.read, found.cold, found.write, found.cpu_s, found.threads, memory))
 
     def close(self) -> None:
-        """Closes what is open. What is known of blocks stays, as the dispatcher tells it once."""
+        """Close what is open. What is known of blocks stays, as the dispatcher tells it once."""
         with self._lock:
             catalogs = list(self._catalogs.values())
         for catalog in catalogs:

@@ -1,4 +1,4 @@
-"""The worker's side of bulk connections: one thread listens to the peer, another sends what the core has it sent."""
+"""Delivery server: for each bulk connection a thread that listens to the peer, and one that sends to it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
-from millrace.worker.core.worker_inputs import Input, PeerCame, PeerLeft, PeerSaid
+from millrace.worker.core.worker_inputs import Input, PeerLeft, PeerSaid
 
 FETCH_TIMEOUT_S = 10.0
-"""For another worker to answer a connection."""
+"""Seconds for another worker to answer a connection."""
 
 
 class PeerConnection:
-    """A consumer, or a tail's worker, that is connected to this worker. What it is sent is bounded by its credit."""
+    """Connection of a reader, or of a tail's worker. What it is sent is bounded by its credit."""
 
     def __init__(self, connection: DataConnection) -> None:
         self._connection = connection
         self._queue: queue.SimpleQueue[tuple[data_messages.ToReader, Sequence[Any]] | None] = queue.SimpleQueue()
 
     def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = ()) -> None:
-        """Has a message sent, behind those before; does not wait."""
+        """Have a message sent, behind those before; does not wait."""
         self._queue.put((header, buffers))
 
     def hang_up(self) -> None:
-        """Ends the connection; whoever sends or receives on it notices."""
+        """End the connection; whoever sends or receives on it notices."""
         self._connection.close()
 
     def serve(self, feed: Callable[[Input], None]) -> None:
-        """Feeds what the peer says, until the connection ends; the caller closes it.
+        """Feed what the peer says, until the connection ends; the caller closes it.
 
         Raises:
             ProtocolError: if the peer says what it should not.
@@ -41,7 +41,6 @@ class PeerConnection:
         """
         sender = threading.Thread(target=self._send_all, name=f"millrace-send-{self._connection.peer}", daemon=True)
         sender.start()
-        feed(PeerCame(self))
         first: tuple[type, ...] = (data_messages.Open, data_messages.FetchLeftovers)
         try:
             while True:
@@ -69,7 +68,7 @@ class PeerConnection:
 def fetch_leftovers(
     address: str, refs: list[TaskRef], token: str | None
 ) -> list[tuple[data_messages.Leftovers, memoryview]]:
-    """Asks another worker for leftovers; one answer for each of ``refs``.
+    """Ask another worker for leftovers; one answer for each of ``refs``.
 
     Raises:
         ServiceError: if it can't be asked.

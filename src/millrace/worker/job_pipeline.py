@@ -1,4 +1,4 @@
-"""What a worker knows of a job: its pipeline, built when it is first needed, and what it keeps for tail tasks."""
+"""Job pipeline: one job's pipeline in a worker, built when it is first needed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     from millrace.ops.stacking import Allocate
 
 Fetch = Callable[[str], bytes]
-"""The bytes of a digest, from the dispatcher, checked."""
-
-
+"""Function from a digest to its bytes, from the dispatcher, checked."""
 Share = Callable[[str], Bytes]
-"""The bytes of a digest, in memory that other workers may share."""
+"""Function from a digest to its bytes, in memory that other workers may share."""
 
 
 class Listed(NamedTuple):
-    """What listing a job's sources has found.
+    """Listing of a job's sources.
 
     Attributes:
         digest: of the tables, packed.
@@ -74,15 +72,15 @@ class JobPipeline:
         self._listing, self._counting = threading.Lock(), threading.Lock()
         self._listed: Listed | None = None
         self.seen: int | None = None
-        """Files that were looked at so far, while the sources are being listed."""
+        """Number of files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
 
     def update(self, opened: OpenJob) -> None:
-        """The dispatcher says more (the tables) of the same job."""
+        """Take in what more the dispatcher says (the tables) of the same job."""
         self._opened = opened  # read by others in one piece; the lock may be held by user code for long
 
     def list_sources(self) -> Listed:
-        """What the sources are; listed once, however often that is asked.
+        """List the sources; once, however often that is asked.
 
         Raises:
             SourceError: if one can't be listed.
@@ -115,7 +113,7 @@ class JobPipeline:
         return unpack_tables(self._fetch(digest))
 
     def choose(self, tasks: int, workers: list[str]) -> list[int]:
-        """For each task the index of its worker, from the user's sharding function, the bundle's last value.
+        """Choose for each task the index of its worker, by the user's sharding function, the bundle's last value.
 
         Raises:
             PipelineError: if it returns something else.
@@ -126,7 +124,7 @@ class JobPipeline:
         return checked_owners(function(range(tasks), workers), tasks, len(workers))
 
     def program(self) -> Program:
-        """The pipeline, ready to run tasks.
+        """Pipeline, ready to run tasks.
 
         Raises:
             MillraceError: if it can't be built.
@@ -151,7 +149,7 @@ class JobPipeline:
             return self._program
 
     def measures(self) -> list[NodeMeasure]:
-        """What each operator did so far."""
+        """Measure what each operator did so far."""
         if not self._lock.acquire(blocking=False):
             return []  # being built: nothing was done yet, and a heartbeat does not wait for user code
         try:
@@ -161,7 +159,7 @@ class JobPipeline:
         return [] if program is None else [NodeMeasure(*measure) for measure in program.measures()]
 
     def close(self) -> None:
-        """Lets go of the pipeline; no run may be active."""
+        """Let go of the pipeline; no run may be active."""
         with self._lock:
             program, self._program = self._program, None
             self._unpacked = None
@@ -180,7 +178,7 @@ class JobPipeline:
 
 
 def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:
-    """What a sharding function returned, if it is for each task the index of a worker.
+    """Check what a sharding function returned: for each task the index of a worker.
 
     Raises:
         PipelineError: if not.

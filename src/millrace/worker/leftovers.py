@@ -1,4 +1,4 @@
-"""What tasks leave to their tail, kept encoded until the tail has run, and fetched from the workers that keep it."""
+"""Leftovers: what tasks leave to their tail, encoded, and fetched from the workers that keep it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parts = list[tuple[int, int, list[Any]]]
 
 
 class LeftoversMissingError(Exception):
-    """Some holders don't have what a tail needs; ``tasks`` says whose."""
+    """Holders don't have what a tail needs; ``tasks`` says whose."""
 
     def __init__(self, tasks: list[int]) -> None:
         super().__init__(f"leftovers of tasks {tasks} are gone")
@@ -22,14 +22,14 @@ class LeftoversMissingError(Exception):
 
 
 def encoded(leftovers: Mapping[int, list[Any]]) -> Parts | None:
-    """What a task left, by node, as it is kept; None if that is nothing."""
+    """Encode what a task left, by node, as it is kept; None if that is nothing."""
     from millrace.elements import codec
 
     return [(node, len(elements), codec.encode(elements)) for node, elements in leftovers.items() if elements] or None
 
 
 def answer(ref: TaskRef, parts: Parts | None) -> tuple[data_messages.Leftovers, list[Any]]:
-    """(header, payload) for a tail's worker that asks."""
+    """Make the header and the payload for a tail's worker that asks."""
     if parts is None:
         return data_messages.Leftovers(ref, found=False), []
     described = [
@@ -42,11 +42,11 @@ def answer(ref: TaskRef, parts: Parts | None) -> tuple[data_messages.Leftovers, 
 
 
 Ask = Callable[[str, list[TaskRef]], list[tuple[data_messages.Leftovers, memoryview]]]
-"""Asks the worker at an address for the leftovers of some tasks."""
+"""Function that asks the worker at an address for the leftovers of some tasks."""
 
 
 def gather(job: str, epoch: int, holders: Iterable[tuple[int, str]], ask: Ask) -> dict[int, list[Any]]:
-    """By node, the leftovers of all ``holders`` (task, address), in the order of the tasks.
+    """Fetch the leftovers of all ``holders`` (task, address): by node, in the order of the tasks.
 
     Raises:
         LeftoversMissingError: if a holder does not answer, or does not have them.

@@ -8,7 +8,7 @@ import sys
 
 
 def give_back() -> None:
-    """Gives what is free back to the system; some tens of milliseconds, and what is needed again is cleared again.
+    """Give what is free back to the system, within some tens of milliseconds; what is needed again is cleared again.
 
     Workers are told to keep what is freed (``clusters/child_process.py``), as a pipeline needs it again at once. When
     a job is over, or none computes, that is half a gigabyte for nothing.

@@ -1,4 +1,4 @@
-"""Groups a task's outputs into messages of some mebibytes. Pure but for the codec, which is handed in."""
+"""Packing of a task's outputs into messages of some mebibytes. Pure but for the codec, which is handed in."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from millrace.worker.core.slot_buffer import LEAST_BYTES
 from millrace.worker.core.worker_inputs import OutputMessage
 
 MOST = 1 << 17
-"""Elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
+"""Most elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
 
 Encode = Callable[[list[Any]], list[Any]]
-"""Elements to bytes-like objects that together are one codec message."""
+"""Function from elements to bytes-like objects that together are one codec message."""
 
 
 class Packer:
-    """Collects elements and gives back messages; an element is never split.
+    """Packer of elements into messages; an element is never split.
 
     How many elements make a message is learnt from the message before, as asking each element for its size would
     cost more than an estimate that is off now and then.
@@ -38,11 +38,11 @@ class Packer:
         self._batch = 1
 
     def add(self, elements: list[Any]) -> None:
-        """More outputs of the task, in order."""
+        """Add more outputs of the task, in order."""
         self._elements = self._elements + elements if self._elements else elements
 
     def messages(self, *, flush: bool) -> Iterator[OutputMessage]:
-        """The messages that are full; with ``flush`` also what is left."""
+        """Yield the messages that are full; with ``flush`` also what is left."""
         while len(self._elements) >= self._batch or (flush and self._elements):
             group, self._elements = self._elements[: self._batch], self._elements[self._batch :]
             yield from self._pack(group)

@@ -1,4 +1,4 @@
-"""Running a lease with care: the dispatcher knows where the run is, so that it knows what ended the process."""
+"""Probe reporter: the dispatcher knows where a probed run is, and so what ended the process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from millrace.engine.user_code.crash_probe import BEGINNING, Watch, between
 from millrace.protocol.crash_sites import CrashSite
 from millrace.protocol.messages import LeaseTask
-from millrace.worker.core.run_state import ALONE
+from millrace.worker.core.run_state import PROBED
 from millrace.worker.core.worker_inputs import Announce
 
 
 class ProbeReporter:
-    """Says where one run is, as far as its lease asks for that.
+    """Reporter of where one run is, as far as its lease asks for that.
 
     Args:
         lease: what is run.
@@ -29,10 +29,10 @@ class ProbeReporter:
         self.outputs = 0
 
     def begin(self) -> Watch | None:
-        """The run begins; what the engine is to look at."""
+        """Begin the run; return what the engine is to look at."""
         lease = self._lease
         places = [poison.place for poison in lease.poison]
-        if lease.probe_level < ALONE:
+        if lease.probe_level < PROBED:
             if lease.probe_level:
                 self._announce(Announce(BEGINNING, "beginning"))
             return Watch(places, None) if places else None
@@ -40,7 +40,7 @@ class ProbeReporter:
         return Watch(places, self._step)
 
     def between(self) -> tuple[CrashSite, str]:
-        """Where the run is between two steps, also in words."""
+        """CrashSite of the run between two steps, also in words."""
         # With the steps: many lie within one output, and two workers that were stopped from outside while it was
         # made would else seem to have ended at the same place.
         what = f"output {self.outputs} of task {self._lease.ref.task}"

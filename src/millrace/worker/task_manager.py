@@ -1,4 +1,4 @@
-"""The shell around the worker's core: one lock, threads that run user code, and what the core has it do."""
+"""Task manager: the shell around the worker's core, with one lock, and what the core has it do."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
 from millrace.protocol.messages import (
     ChooseSharding,
     FromWorker,
-    HeldTask,
-    LeaseTask,
     ShardingChosen,
     SourcesFailed,
     SourcesListed,
@@ -41,22 +39,21 @@ from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.worker_core import WorkerCore
 from millrace.worker.delivery_server import PeerConnection, fetch_leftovers
 from millrace.worker.job_pipeline import Fetch, JobPipeline, Share
-from millrace.worker.lane_thread import LaneThread
 from millrace.worker.leftovers import answer
 from millrace.worker.memory_release import give_back
-from millrace.worker.task_runner import run_lease
+from millrace.worker.task_runner import LaneThread
 
 if TYPE_CHECKING:
     from millrace.ops.stacking import Allocate
 
 JOIN_S = 10.0
-"""How long the end of a job waits for its runs to stop; user code can't be interrupted."""
+"""Seconds that the end of a job waits for its runs to stop; user code can't be interrupted."""
 
 _logger = logging.getLogger(__name__)
 
 
 class TaskManager:
-    """What a worker does, apart from its session. Thread-safe; no method but :meth:`serve` and :meth:`close` waits.
+    """Manager of a worker's jobs, runs and peers. Thread-safe; no method but :meth:`serve` and :meth:`close` waits.
 
     Args:
         tell: sends a message to the dispatcher, without waiting.
@@ -86,7 +83,7 @@ class TaskManager:
         share: Share | None = None,
     ) -> None:
         self.address = ""
-        """Where this worker is asked for what it holds; known once its server listens."""
+        """Address at which this worker is asked for what it holds; known once its server listens."""
         self._tell = tell
         self._fetch, self._share = fetch, share
         self._put = put
@@ -114,8 +111,8 @@ class TaskManager:
             act.HangUp: lambda action: action.peer.hang_up(),
             act.OpenPipeline: self._open_pipeline,
             act.ClosePipeline: self._close_pipeline,
-            act.StartListing: lambda action: self._aside(functools.partial(self._list, self._jobs[action.job])),
-            act.StartSharding: lambda action: self._aside(functools.partial(self._choose, action.message)),
+            act.StartListing: self._start_listing,
+            act.StartSharding: self._start_sharding,
             act.Rest: lambda _: self._aside(give_back),
             act.EndProcess: lambda action: self._end_process(action.in_time),
         }
@@ -123,7 +120,7 @@ class TaskManager:
     # -- the core ------------------------------------------------------------------------------------------------------
 
     def feed(self, item: inp.Input) -> None:
-        """Gives the core an input, and does what it says.
+        """Give the core an input, and do what it says.
 
         Raises:
             MillraceError: if ``tell`` does.
@@ -133,7 +130,7 @@ class TaskManager:
                 self._does[type(action)](action)
 
     def told(self, message: ToWorker) -> None:
-        """Takes a message of the dispatcher in; what takes time goes on in other threads."""
+        """Take a message of the dispatcher in; what takes time goes on in other threads."""
         match message:
             case BlocksKnown():
                 self.caches.known(message)
@@ -145,7 +142,8 @@ class TaskManager:
     def _start_run(self, action: act.StartRun) -> None:
         lane = self._lanes.get(action.lane)
         if lane is None:
-            lane = self._lanes[action.lane] = LaneThread(action.lane, action.consumer, self.feed, self._run)
+            lane = LaneThread(action.lane, action.slot, self.feed, self.caches, self._leftovers_of)
+            self._lanes[action.lane] = lane
         lane.start(self._jobs[action.job], action.lease)
 
     def _end_lane(self, action: act.EndLane) -> None:
@@ -162,12 +160,17 @@ class TaskManager:
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
         self._aside(functools.partial(self._end, self._jobs.pop(action.job), action.lanes))
 
+    def _start_listing(self, action: act.StartListing) -> None:
+        job = self._jobs[action.job]
+        self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
+
+    def _start_sharding(self, action: act.StartSharding) -> None:
+        job, message = self._jobs[action.message.job], action.message
+        self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
+
     # -- what runs in other threads ------------------------------------------------------------------------------------
 
-    def _run(self, lane: LaneThread, job: JobPipeline, lease: LeaseTask) -> inp.RunEnded:
-        return run_lease(lane, job, lease, self.caches, self._ask)
-
-    def _ask(self, address: str, refs: list[TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
+    def _leftovers_of(self, address: str, refs: list[TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
         if address != self.address:
             return fetch_leftovers(address, refs, self._token)
         found = []
@@ -183,7 +186,7 @@ class TaskManager:
 
     @contextmanager
     def _inside(self, job: str) -> Iterator[None]:
-        """While the body runs, no other job's code does."""
+        """Keep other jobs' code from running while the body does."""
         granted = threading.Event()
         self.feed(inp.CodeWanted(granted, job))
         granted.wait()
@@ -192,20 +195,23 @@ class TaskManager:
         finally:
             self.feed(inp.CodeDone(granted))
 
-    def _list(self, job: JobPipeline) -> None:
+    def _say(self, job: str, doing: str, found: Callable[[], FromWorker | None]) -> None:
+        """Tell the dispatcher what a job's code has found, or how it failed."""
         try:
-            with self._inside(job.name):
-                _, tables, prints, points = job.list_sources()
-            digest = self._hand_over(job, pack_tables(tables))
-            if not digest:
-                return
-            answer: FromWorker = SourcesListed(job.name, summaries(tables), prints, points, digest, job.generation)
+            answer = found()
         except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
-            answer = SourcesFailed(job.name, failure_of(error, f"listing the sources of job {job.name!r}"))
-        self.feed(inp.Say(answer))
+            answer = SourcesFailed(job, failure_of(error, f"{doing} of job {job!r}"))
+        if answer is not None:
+            self.feed(inp.Say(answer))
+
+    def _list(self, job: JobPipeline) -> FromWorker | None:
+        with self._inside(job.name):
+            _, tables, prints, points = job.list_sources()
+        digest = self._hand_over(job, pack_tables(tables))
+        return SourcesListed(job.name, summaries(tables), prints, points, digest, job.generation) if digest else None
 
     def _hand_over(self, job: JobPipeline, tables: bytes) -> str:
-        """Gives the dispatcher split tables, however long it is away; their digest, or nothing if the job is over."""
+        """Give the dispatcher split tables, however long it is away; return their digest, "" if the job is over."""
         pauses = delays()
         while self._jobs.get(job.name) is job and not self._over.is_set():
             try:
@@ -215,21 +221,12 @@ class TaskManager:
                 self._over.wait(next(pauses))
         return ""
 
-    def _choose(self, message: ChooseSharding) -> None:
-        job = self._jobs.get(message.job)
-        if job is None:
-            return  # closed meanwhile
-        answer: FromWorker
-        try:
-            with self._inside(message.job):
-                owners = job.choose(message.tasks, message.workers)
-            answer = ShardingChosen(message.job, message.epoch, owners)
-        except BaseException as error:  # noqa: BLE001 (it is the user's function)
-            answer = SourcesFailed(message.job, failure_of(error, f"the sharding function of job {message.job!r}"))
-        self.feed(inp.Say(answer))
+    def _choose(self, job: JobPipeline, message: ChooseSharding) -> FromWorker:
+        with self._inside(job.name):
+            return ShardingChosen(job.name, message.epoch, job.choose(message.tasks, message.workers))
 
     def _end(self, job: JobPipeline, lanes: Sequence[int]) -> None:
-        """Lets go of a job once its runs have stopped."""
+        """Let go of a job once its runs have stopped."""
         with self._lock:
             threads = [self._lanes[number] for number in lanes if number in self._lanes]
         ended = all(thread.join(JOIN_S) for thread in threads)
@@ -254,18 +251,13 @@ class TaskManager:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def serve(self, connection: DataConnection) -> None:
-        """Serves one consumer or one tail's worker, until it goes."""
+        """Serve one consumer or one tail's worker, until it goes."""
         PeerConnection(connection).serve(self.feed)
 
     # -- what the dispatcher hears -------------------------------------------------------------------------------------
 
-    def held(self) -> list[HeldTask]:
-        """Everything that is leased to this worker or kept by it."""
-        with self._lock:
-            return self._core.held()
-
     def report(self) -> None:
-        """Has the heartbeat told."""
+        """Have the heartbeat told."""
         with self._lock:
             job = self._jobs.get(self._core.current)
             jobs = list(self._jobs.values())
@@ -286,7 +278,7 @@ class TaskManager:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, patience_s: float = JOIN_S) -> None:
-        """Ends all jobs; waits so long for their runs to stop."""
+        """End all jobs; wait up to ``patience_s`` seconds for their runs to stop."""
         self._over.set()
         with self._lock:
             threads = list(self._lanes.values())

@@ -1,34 +1,41 @@
-"""Runs one lease in its lane's thread: from the engine's chunks to messages that the core is given."""
+"""Task runner: the thread of a lane, which runs leases from the engine's chunks to messages for the core."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import CodecError, ElementTooLargeError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.protocol.messages import FromWorker, LeaseTask
 from millrace.wire.error_codec import failure_of
 from millrace.worker.cache_access import CacheAccess
-from millrace.worker.core.run_state import ALONE
-from millrace.worker.core.worker_actions import GoOn, TooLarge
+from millrace.worker.core.run_state import PROBED
+from millrace.worker.core.worker_actions import GoOn, Halt, TooLarge, Verdict
 from millrace.worker.core.worker_inputs import (
     BeginOutputs,
     Enter,
+    Input,
     Missing,
+    Outcome,
+    OutputMessage,
     Put,
+    RunAsks,
     RunEnded,
     RunFailed,
     RunFinished,
     Step,
     Stopped,
+    Want,
 )
 from millrace.worker.job_pipeline import JobPipeline
-from millrace.worker.lane_thread import LaneThread, StoppedError
 from millrace.worker.leftovers import Ask, LeftoversMissingError, encoded, gather
 from millrace.worker.packing import Packer
 from millrace.worker.probe_reporter import ProbeReporter
@@ -36,20 +43,19 @@ from millrace.worker.probe_reporter import ProbeReporter
 if TYPE_CHECKING:
     from millrace.elements.chunk import Chunk
     from millrace.engine.run.program import Program
-    from millrace.worker.core.worker_inputs import OutputMessage
 
 _logger = logging.getLogger(__name__)
 
 
 def _task_of(program: Program, lease: LeaseTask) -> Task:
-    """What a lease has run."""
+    """Find the task that a lease has run."""
     if lease.parts:
         return Task(lease.ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
     return program.plan.task(lease.ref.task if lease.run < 0 else lease.run)
 
 
 def _until(run: Iterator[Chunk], failures: list[Exception]) -> Iterator[Chunk]:
-    """The chunks of a run up to where it fails, which goes to ``failures``: the consumer gets what came before."""
+    """Yield a run's chunks up to its failure, which goes to ``failures``: readers get what came before."""
     try:
         yield from run
     except StoppedError:
@@ -58,28 +64,77 @@ def _until(run: Iterator[Chunk], failures: list[Exception]) -> Iterator[Chunk]:
         failures.append(error)
 
 
-def run_lease(lane: LaneThread, job: JobPipeline, lease: LeaseTask, caches: CacheAccess, ask: Ask) -> RunEnded:
-    """Runs ``lease`` to its end, and says how it went. Raises nothing.
+class StoppedError(RunStoppedError):
+    """The core has told a run to stop; raised inside the lane's thread, caught by it."""
+
+
+class LaneThread:
+    """Thread of a lane: it runs the leases that the core starts, one by one, and asks the core on their way.
 
     Args:
-        lane: the lane that runs it.
-        job: the lease's.
-        lease: what is run.
+        number: of the lane, in the core.
+        slot: number of its slot.
+        feed: gives the core an input; what it says about this lane comes through :meth:`start` and :meth:`resume`.
         caches: of this worker.
-        ask: how leftovers are fetched from other workers (and this one).
+        fetch: gets leftovers from other workers (and this one).
     """
-    told: list[FromWorker] = []
-    outcome: RunFinished | RunFailed | Missing | Stopped
-    try:
-        lane.ask(Enter())
-        outcome = _Run(lane, job, lease).run(caches, ask, told)
-    except StoppedError:
-        outcome = Stopped()
-    except LeftoversMissingError as error:
-        outcome = Missing(error.tasks)
-    except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the consumer)
-        outcome = _failed(lease, error)
-    return RunEnded(lane.number, outcome, told)
+
+    def __init__(self, number: int, slot: int, feed: Callable[[Input], None], caches: CacheAccess, fetch: Ask) -> None:
+        self.number, self.slot = number, slot
+        self._feed, self._caches, self._fetch = feed, caches, fetch
+        self._leases: queue.SimpleQueue[tuple[JobPipeline, LeaseTask] | None] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{slot}", daemon=True)
+        self._thread.start()
+
+    def start(self, job: JobPipeline, lease: LeaseTask) -> None:
+        """Have the thread run a lease."""
+        self._leases.put((job, lease))
+
+    def resume(self, verdict: Verdict) -> None:
+        """Answer what the run has asked."""
+        self._verdicts.put(verdict)
+
+    def end(self) -> None:
+        """Have the thread end; nothing runs."""
+        self._leases.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread, up to ``timeout`` seconds; return whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def ask(self, want: Want) -> GoOn | TooLarge:
+        """Ask the core, in the run; wait for its answer.
+
+        Raises:
+            StoppedError: if the run is to stop.
+        """
+        self._feed(RunAsks(self.number, want))
+        verdict = self._verdicts.get()
+        if isinstance(verdict, Halt):
+            raise StoppedError
+        return verdict
+
+    def _work(self) -> None:
+        while (work := self._leases.get()) is not None:
+            self._feed(self._run(*work))
+            work = None  # what a run leaves is not kept while nothing runs
+
+    def _run(self, job: JobPipeline, lease: LeaseTask) -> RunEnded:
+        """Run a lease to its end, and say how it went. Raises nothing."""
+        told: list[FromWorker] = []
+        outcome: Outcome
+        try:
+            self.ask(Enter())
+            outcome = _Run(self, job, lease).run(self._caches, self._fetch, told)
+        except StoppedError:
+            outcome = Stopped()
+        except LeftoversMissingError as error:
+            outcome = Missing(error.tasks)
+        except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the reader)
+            outcome = _failed(lease, error)
+        return RunEnded(self.number, outcome, told)
 
 
 def _failed(lease: LeaseTask, error: BaseException) -> RunFailed:
@@ -91,7 +146,7 @@ def _failed(lease: LeaseTask, error: BaseException) -> RunFailed:
 
 
 class _Run:
-    """One run.
+    """Run of one lease.
 
     Args:
         lane: the lane that runs it.
@@ -107,14 +162,14 @@ class _Run:
         self._expected: list[int] = []
 
     def run(self, caches: CacheAccess, ask: Ask, told: list[FromWorker]) -> RunFinished:
-        """Runs the lease; what the dispatcher is to hear of its cache goes to ``told``, however it ends."""
+        """Run the lease; what the dispatcher is to hear of its cache goes to ``told``, however it ends."""
         from millrace.elements import codec
 
         lease, ref, lane = self._lease, self._lease.ref, self._lane
         watch = self._reporter.begin()
         program = self._job.program()
-        # What the consumer has is computed again, but neither encoded nor kept, up to the last of it, which is compared
-        # with what it was; -1: it has all of it.
+        # What the readers have is computed again, but neither encoded nor kept, up to the last of it, which is compared
+        # with what it was; -1: they have all of it.
         keep = lease.received >= 0
         first = max(lease.received - 1, 0)
         going = lane.ask(BeginOutputs(first, program.changed() if keep and lease.again else ""))
@@ -136,7 +191,7 @@ class _Run:
                 shape=lease,
                 point=cache.point,
                 kept=cache.kept,
-                owner=lane.consumer,
+                owner=lane.slot,
             ) as run,
         ):
             for chunk in _until(run, failures := list[Exception]()):
@@ -164,17 +219,17 @@ class _Run:
         return going
 
     def _expect(self, program: Program, coming: Sequence[LeaseTask]) -> None:
-        """Announces to the program what the lane runs now and next, unless it knows."""
+        """Announce to the program what the lane runs now and next, unless it knows."""
         leases = [each.lease for each in coming]
         if leases != self._expected:
             self._expected = leases
             tasks = [(_task_of(program, each), each.ref.epoch) for each in coming if each.received >= 0]
-            program.expect(self._lane.consumer, tasks)
+            program.expect(self._lane.slot, tasks)
 
     def _put(self, packer: Packer, *, flush: bool) -> None:
         try:
             for message in packer.messages(flush=flush):
-                place = self._reporter.between() if self._lease.probe_level >= ALONE else ((), "")
+                place = self._reporter.between() if self._lease.probe_level >= PROBED else ((), "")
                 verdict = self._lane.ask(Put(message, *place))
                 if isinstance(verdict, TooLarge):
                     raise _too_large(self._lease, message, verdict.limit)

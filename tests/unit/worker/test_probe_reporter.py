@@ -2,14 +2,14 @@
 
 from millrace.elements.chunk import Origin
 from millrace.protocol.messages import LeaseTask, TaskRef
-from millrace.worker.core.run_state import ALONE
+from millrace.worker.core.run_state import PROBED
 from millrace.worker.probe_reporter import ProbeReporter
 
 
 def run(*, waits):
     """Where a run says that it is: two steps within each of two outputs."""
     said: list[tuple[int, ...]] = []
-    lease = LeaseTask(TaskRef("job", 0, 3), 1, 0, probe_level=ALONE)
+    lease = LeaseTask(TaskRef("job", 0, 3), 1, 0, probe_level=PROBED)
     reporter = ProbeReporter(lease, lambda announce: said.append(announce.place))
     watch = reporter.begin()
     assert watch is not None

@@ -1,4 +1,4 @@
-"""Turns of what must not run beside one another: the code of different jobs, and runs with care."""
+"""Turns of what must not run beside one another: the code of different jobs, and probed runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 
 class CodeTurns:
-    """Any number may be inside under one name; those of another name wait until all have left, first come first.
+    """Turns by name: any number are inside under one name, and those of another wait until all have left, in order.
 
     The user's modules of one job are in force while its code runs, and no other's.
     """
@@ -17,7 +17,7 @@ class CodeTurns:
         self.waiting: dict[Hashable, str] = {}
 
     def want(self, who: Hashable, name: str) -> bool:
-        """Asks for a turn; whether ``who`` has it. If not, it waits until somebody's :meth:`leave` gives it one."""
+        """Ask for a turn; return whether ``who`` has it. If not, it waits until a :meth:`leave` gives it one."""
         if self.inside and self.name != name:
             self.waiting[who] = name
             return False
@@ -26,7 +26,7 @@ class CodeTurns:
         return True
 
     def leave(self, who: Hashable) -> list[Hashable]:
-        """Ends the turn of ``who``, or its waiting for one; who got a turn by that."""
+        """End the turn of ``who``, or its waiting for one; return who got a turn by that."""
         self.waiting.pop(who, None)
         if who not in self.inside:
             return []

@@ -8,14 +8,9 @@ import msgspec
 
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
-from millrace.worker.core.outbox import TaskKey
+from millrace.worker.core.outbox import TaskKey, key_of
 from millrace.worker.core.run_state import Stop, TaskRun
 from millrace.worker.core.slot_buffer import SlotBuffer
-
-
-def key_of(ref: msg.TaskRef) -> TaskKey:
-    """The task of a reference, within its job."""
-    return ref.epoch, ref.task
 
 
 class Lane:
@@ -54,15 +49,12 @@ class Lane:
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def submit(self, lease: msg.LeaseTask) -> None:
-        """Takes a lease on. Those of earlier epochs come first: a consumer reads nothing else until it has them."""
+        """Take a lease on. Those of earlier epochs come first: a reader reads nothing else until it has them."""
         self.pending.append(lease)
-        if self._in_order:
-            self.pending.sort(key=lambda each: (each.ref.epoch, each.ref.task))
-        else:
-            self.pending.sort(key=lambda each: each.ref.epoch)
+        self.pending.sort(key=lambda each: (each.ref.epoch, each.ref.task if self._in_order else 0))
 
     def revoke(self, key: TaskKey, lease: int) -> bool:
-        """Gives a lease up; False if it runs: then the end of the run will say so."""
+        """Give a lease up; return False if it runs: then the end of the run will say so."""
         if self.run is not None and self.run.lease.lease == lease:
             self.run.stop = Stop.RETURN
             return False
@@ -72,14 +64,14 @@ class Lane:
         return True
 
     def forget(self, key: TaskKey) -> None:
-        """Drops what is kept of a task, and stops it if it runs."""
+        """Drop what is kept of a task, and stop it if it runs."""
         self.buffer.forget(key)
         self.pending = [each for each in self.pending if key_of(each.ref) != key]
         if self.run is not None and self.run.key == key:
             self.run.stop = Stop.FORGET
 
     def spare(self, key: TaskKey) -> None:
-        """The consumer takes no more outputs of a task; its run goes on for what it leaves over."""
+        """Keep no more outputs of a task; its run goes on for what it leaves over."""
         self.buffer.spare(key)
         if self.run is not None and self.run.key == key:
             self.run.spared = True
@@ -88,7 +80,7 @@ class Lane:
         ]
 
     def drop(self, leases: Container[int]) -> None:
-        """Leases that are not this worker's any more; nobody wants to hear of them."""
+        """Drop leases that are not this worker's any more; nobody wants to hear of them."""
         self.pending = [each for each in self.pending if each.lease not in leases]
         for key in [key for key, task in self.buffer.tasks.items() if task.finished and task.lease in leases]:
             self.buffer.forget(key)
@@ -96,12 +88,12 @@ class Lane:
             self.run.stop = Stop.FORGET
 
     def unstarted(self) -> list[msg.LeaseTask]:
-        """Leases that had not begun; they are no longer this lane's."""
+        """Give away the leases that have not begun."""
         pending, self.pending = self.pending, []
         return pending
 
     def held(self, leftovers: Callable[[msg.TaskRef], bool]) -> list[msg.HeldTask]:
-        """All leases of this lane."""
+        """List all leases of this lane."""
         held = [msg.HeldTask(each.ref, each.lease, self.slot) for each in self.pending]
         if self.run is not None:
             held.append(msg.HeldTask(self.run.lease.ref, self.run.lease.lease, self.slot))
@@ -113,7 +105,7 @@ class Lane:
         return held
 
     def close(self) -> None:
-        """Drops all; what runs is to stop."""
+        """Drop all; what runs is to stop."""
         self.closed = True
         self.pending = []
         for key in list(self.buffer.tasks):
@@ -122,13 +114,13 @@ class Lane:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> TaskRun:
-        """Takes up the next lease."""
+        """Take up the next lease."""
         self.run = TaskRun(self.pending.pop(0), now)
         return self.run
 
     @property
     def halted(self) -> Stop | None:
-        """Why the run is to stop; None: it is not."""
+        """Reason for which the run is to stop; None: it is not."""
         assert self.run is not None
         return Stop.FORGET if self.closed else self.run.stop
 
@@ -139,13 +131,13 @@ class Lane:
         return bool(self.pending) and self.pending[0].ref.epoch < self.run.lease.ref.epoch
 
     def waited(self, seconds: float) -> None:
-        """The run waited so long for its consumer."""
+        """Note that the run waited so long for a reader."""
         assert self.run is not None
         self.run.waited_s += seconds
         self._computed_s -= seconds  # of the time of the run, which is added at its end
 
     def over(self, now: float, *, keep: bool) -> None:
-        """The run has ended; what it put out is dropped unless it is to ``keep``."""
+        """End the run; what it put out is dropped unless it is to ``keep``."""
         run = self.run
         assert run is not None
         self._computed_s += now - run.started
@@ -156,7 +148,7 @@ class Lane:
     # -- measures ------------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Counts the time in which something lies ready; whenever that may have changed."""
+        """Count the time in which something lies ready; whenever that may have changed."""
         if self.buffer.filled:
             self._filled_since = now if self._filled_since is None else self._filled_since
         elif self._filled_since is not None:
@@ -164,7 +156,7 @@ class Lane:
             self._filled_since = None
 
     def report(self, now: float) -> LaneReport:
-        """How this lane fares."""
+        """Report how this lane fares."""
         self.look(now)
         run = self.run
         since = None if run is None else run.blocked_since
@@ -183,5 +175,5 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is kept."""
+        """Whether nothing runs, waits or is kept."""
         return self.run is None and not self.pending and not self.buffer.tasks

@@ -1,4 +1,4 @@
-"""How many leases a worker should hold, from how long its tasks take, and how long it has been computing."""
+"""Lease demand: how many leases a worker should hold, from how long its tasks take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REST_S = 5.0
 
 
 class LeaseDemand:
-    """Measures of a worker's runs; ``now`` is in seconds of the caller's clock.
+    """Measures of a worker's runs. ``now`` is in seconds of the caller's clock.
 
     Args:
         now: when the worker began.
@@ -28,14 +28,14 @@ class LeaseDemand:
         """Leases to hold: about two seconds of work, from 2 to 16."""
 
     def enter(self, now: float) -> None:
-        """One more lane computes."""
+        """Note that one more lane computes."""
         if self._active == 0:
             self._since = now
         self._active += 1
         self._rested = False
 
     def leave(self, now: float) -> None:
-        """A lane computes no more, as its run is over or its outbox is full."""
+        """Note that a lane computes no more, as its run is over or its buffer is full."""
         self._active -= 1
         if self._active == 0:
             self._busy_s, self._since = self._busy_s + now - self._since, now
@@ -48,16 +48,16 @@ class LeaseDemand:
         return True
 
     def took(self, seconds: float) -> None:
-        """A task was computed in so many seconds, without waiting for its consumer."""
+        """Learn that a task was computed in so many seconds, without waiting for a reader."""
         self._times.append(seconds)
         mean = sum(self._times) / len(self._times)
         self.want = max(2, min(16, math.ceil(AHEAD_S / max(mean, 1e-6))))
 
     def busy_s(self, now: float) -> float:
-        """Seconds in which at least one lane computed."""
+        """Count the seconds in which at least one lane computed."""
         return self._busy_s + (now - self._since if self._active else 0.0)
 
     @property
     def active(self) -> int:
-        """Lanes that compute."""
+        """Number of lanes that compute."""
         return self._active

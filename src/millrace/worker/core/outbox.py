@@ -1,4 +1,4 @@
-"""What one reader of a slot has received and may be sent; the outputs themselves are held once, for all readers."""
+"""Outbox: what one reader of a slot has received and may be sent; the outputs are held once, for all readers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from millrace.protocol.data_messages import Delivery, Short
+from millrace.protocol.messages import TaskRef
 from millrace.worker.core.worker_inputs import OutputMessage, Peer
 
 TaskKey = tuple[int, int]
 """(epoch, task)."""
+
+
+def key_of(ref: TaskRef) -> TaskKey:
+    """Key of a task within its job."""
+    return ref.epoch, ref.task
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +31,7 @@ class TaskBuffer:
             :class:`TaskFinished`.
         skipped: elements that ``on_error`` left out.
         changed: for a task that was run before, a file of its source that was written since it was listed.
+        spared: no reader lacks anything that can come.
     """
 
     key: TaskKey
@@ -36,11 +43,12 @@ class TaskBuffer:
     skipped: int = 0
     changed: str = ""
     nothing: bool = False
+    spared: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class ReaderCursor:
-    """How far one reader is with one lease. Messages are numbered from the beginning of its run.
+    """Progress of one reader with one lease. Messages are numbered from the beginning of its run.
 
     Attributes:
         wanted: the reader asked for the lease on the connection that it has now.
@@ -58,7 +66,7 @@ class ReaderCursor:
     done: bool = False
 
     def acknowledge(self, upto: int) -> None:
-        """Notes that the reader has the outputs below ``upto``."""
+        """Note that the reader has the outputs below ``upto``."""
         task = self.task
         kept = len(task.messages)
         while (number := self.received - task.freed) < kept:
@@ -69,18 +77,18 @@ class ReaderCursor:
         self.sent = max(self.sent, self.received)
 
     def rewind(self) -> None:
-        """Has everything that was not acknowledged sent again."""
+        """Have everything that was not acknowledged sent again."""
         self.sent, self.end_sent = self.received, False
 
     @property
     def unsent(self) -> int:
-        """Messages that are still to be sent."""
+        """Number of messages that are still to be sent."""
         return self.task.freed + len(self.task.messages) - self.sent
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What to send next. ``message`` is None for a bare mark of the end."""
+    """Next thing to send. ``message`` is None for a bare mark of the end."""
 
     cursor: ReaderCursor
     header: Delivery
@@ -88,7 +96,7 @@ class Parcel:
 
 
 class ReaderOutbox:
-    """One reader's place in what a slot keeps: a cursor for each lease, its connection, and what may be sent on it.
+    """One reader's cursors in what a slot keeps, its connection, and what may be sent on it.
 
     Args:
         reader: its number among the consumers of the job.
@@ -111,14 +119,14 @@ class ReaderOutbox:
         self._asked: dict[TaskKey, int] = {}  # leases asked for before they came
 
     def begin(self, task: TaskBuffer) -> None:
-        """Adds a lease whose outputs will come."""
+        """Add a lease whose outputs will come."""
         asked = self._asked.get(task.key, -1)
         self.cursors[task.key] = ReaderCursor(task, asked == task.lease, task.freed, task.freed)
         if asked <= task.lease:  # a later lease of the task may be on its way
             self._asked.pop(task.key, None)
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:
-        """Has the outputs of this lease sent from ``start`` on; the reader has those before."""
+        """Have the outputs of this lease sent from ``start`` on; the reader has those before."""
         self.reading = key[0]
         cursor = self.cursors.get(key)
         if cursor is None or cursor.task.lease != lease:
@@ -131,7 +139,7 @@ class ReaderOutbox:
         cursor.acknowledge(start)
 
     def next(self) -> Parcel | None:
-        """The next thing to send; the caller says :meth:`sent` before anything else changes."""
+        """Find the next thing to send; the caller says :meth:`sent` before anything else changes."""
         for key in sorted(self.cursors) if self._in_order else self.cursors:
             cursor = self.cursors[key]
             if not cursor.wanted:
@@ -149,12 +157,12 @@ class ReaderOutbox:
 
     @staticmethod
     def sent(parcel: Parcel) -> None:
-        """``parcel``, from :meth:`next`, is on its way."""
+        """Note that ``parcel``, from :meth:`next`, is on its way."""
         parcel.cursor.sent += parcel.message is not None
         parcel.cursor.end_sent = parcel.header.last
 
     def attach(self, peer: Peer | None) -> Peer | None:
-        """Replaces the connection, by none perhaps: the reader has to ask again; returns the one before."""
+        """Replace the connection, by none perhaps, so that the reader has to ask again; return the one before."""
         older, self.peer = self.peer, peer
         self.credit.void()
         self._asked.clear()
@@ -180,7 +188,7 @@ class ReaderOutbox:
 
 
 class SendCredit:
-    """How many bytes a reader lets a lane send on its connection.
+    """Bytes that a reader lets a lane send on its connection.
 
     If the next message is larger than what is left, that is said once, and what is left is given back with it: from
     then on the reader owes what the message needs, which may come in pieces.
@@ -195,16 +203,16 @@ class SendCredit:
         self._said = 0
 
     def grant(self, count: int, share: int = 0) -> None:
-        """Adds so many bytes, of such a share."""
+        """Add so many bytes, of such a share."""
         self.left += max(count, 0)
         self.share = share
 
     def void(self) -> None:
-        """Forgets all: the connection is another one."""
+        """Forget all: the connection is another one."""
         self.left = self.share = self._said = 0
 
     def next(self, outbox: ReaderOutbox) -> Parcel | Short | None:
-        """What to send now, taken off; None if there is nothing, or it is not allowed yet."""
+        """Take off what to send now; None if there is nothing, or it is not allowed yet."""
         parcel = outbox.next()
         if parcel is None:
             return self._return()
@@ -221,7 +229,7 @@ class SendCredit:
         return parcel
 
     def _return(self) -> Short | None:
-        """What came for a message that has been withdrawn meanwhile: others may wait for it."""
+        """Give back what came for a message that has been withdrawn meanwhile: others may wait for it."""
         if not (self._said and self.left):
             return None
         returned, self.left, self._said = self.left, 0, 0

@@ -15,7 +15,6 @@ from millrace.worker.core.lease_demand import LeaseDemand
 from millrace.worker.core.leftover_table import LeftoverTable
 from millrace.worker.core.outbox import Parcel
 from millrace.worker.core.run_state import (
-    ALONE,
     Announced,
     Blocked,
     Delivering,
@@ -29,7 +28,7 @@ from millrace.worker.core.run_state import (
 
 
 class RunControl:
-    """Decides when runs begin, wait, go on and stop.
+    """Control of when runs begin, wait, go on and stop.
 
     Args:
         limit: bytes of outputs that the worker may keep for all lanes.
@@ -40,33 +39,33 @@ class RunControl:
         lanes: by number; those of closed jobs too, as long as something runs on them.
         touched: lanes to :meth:`advance`.
         actions: what the shell is to do; whoever reads them takes them off.
-        turns: of the code of different jobs; ``careful``: of runs with care.
+        turns: of the code of different jobs; ``probes``: of probed runs.
     """
 
     def __init__(self, limit: int, leftovers: LeftoverTable, demand: LeaseDemand) -> None:
         self.lanes: dict[int, Lane] = {}
         self.touched: dict[int, None] = {}
         self.actions: list[act.Action] = []
-        self.turns, self.careful = CodeTurns(), CodeTurns()
+        self.turns, self.probes = CodeTurns(), CodeTurns()
         self.online = False
-        """There is a session; else the dispatcher hears from :class:`WorkerHello` what it has to know."""
+        """Whether there is a session; else the dispatcher hears from :class:`WorkerHello` what it has to know."""
         self._limit = limit
         self._leftovers = leftovers
         self._demand = demand
 
     def tell(self, message: msg.FromWorker) -> None:
-        """Tells the dispatcher, if it is there."""
+        """Tell the dispatcher, if it is there."""
         if self.online:
             self.actions.append(act.TellDispatcher(message))
 
     def touch(self, lane: Lane) -> None:
-        """What the lane's run waits for may have come."""
+        """Have the lane looked at: what its run waits for may have come."""
         self.touched[lane.number] = None
 
     # -- what a run asks -----------------------------------------------------------------------------------------------
 
     def asks(self, lane: Lane, want: inp.Want, now: float) -> None:
-        """A run asks; the answer comes at once, or when what it waits for has come."""
+        """Answer what a run asks, at once or when what it waits for has come."""
         run = lane.run
         assert run is not None
         assert isinstance(run.state, Starting | Working), f"a run asks while it is {run.state}"
@@ -92,10 +91,10 @@ class RunControl:
                 self._put(lane, run, want, now)
 
     def _inside(self, lane: Lane, now: float) -> None:
-        """No other job's code runs."""
+        """Have a run begin, once no other job's code runs; a probed one in its turn."""
         run = lane.run
         assert run is not None
-        if run.lease.probe_level < ALONE or self.careful.want(lane.number, f"lane {lane.number}"):
+        if not run.probed or self.probes.want(lane.number, f"lane {lane.number}"):
             self._compute(run, now)
             self._go_on(lane, run)
 
@@ -112,9 +111,9 @@ class RunControl:
         else:
             run.state = Blocked(put, now)
             self._pause(run, now)
-            if run.lease.probe_level >= ALONE:  # if the process ends meanwhile it is not by this one
+            if run.probed:  # if the process ends meanwhile it is not by this one
                 self.tell(self._message(run, (), ""))
-                self._grant(self.careful.leave(lane.number), now)
+                self._grant(self.probes.leave(lane.number), now)
             self.touch(lane)
 
     def _has_room(self, lane: Lane, run: TaskRun, put: inp.Put) -> bool:
@@ -131,7 +130,7 @@ class RunControl:
         return msg.ProbeReport(run.lease.ref, run.lease.lease, run.number, place, where)
 
     def noted(self, lane: Lane, message: msg.ProbeAck) -> None:
-        """The dispatcher knows where a run is."""
+        """Have a run go on, as the dispatcher knows where it is."""
         run = lane.run
         if run is None or not isinstance(run.state, Announced):
             return
@@ -147,18 +146,18 @@ class RunControl:
     def _halt(self, lane: Lane, run: TaskRun) -> None:
         run.state = Working()
         self.turns.waiting.pop(lane.number, None)
-        self.careful.waiting.pop(lane.number, None)
+        self.probes.waiting.pop(lane.number, None)
         self.actions.append(act.Resume(lane.number, act.Halt()))
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def wants_code(self, who: Hashable, job: str) -> None:
-        """A thread beside the lanes is about to run code of a job."""
+        """Note that a thread beside the lanes is about to run code of a job."""
         if self.turns.want(who, job):
             self.actions.append(act.CodeGranted(who))
 
     def leaves_code(self, who: Hashable, now: float) -> None:
-        """It has run it."""
+        """Note that it has run it."""
         self._grant(self.turns.leave(who), now)
 
     def _grant(self, granted: list[Hashable], now: float) -> None:
@@ -185,7 +184,7 @@ class RunControl:
     # -- time goes on --------------------------------------------------------------------------------------------------
 
     def advance(self, lane: Lane, now: float) -> None:
-        """Starts the next lease of a lane, has its run go on if it can, and sends what the consumer lets it send."""
+        """Start the next lease of a lane, have its run go on if it can, and send what readers let it send."""
         run = lane.run
         if run is None:
             if lane.pending and not lane.closed:
@@ -208,12 +207,12 @@ class RunControl:
             lane.waited(now - blocked.since)
             lane.buffer.put(run.key, run.lease.lease, put.message)
             lane.look(now)
-            if run.lease.probe_level < ALONE:
+            if not run.probed:
                 self._compute(run, now)
                 self._go_on(lane, run)
                 return
             run.state = Reentering(put)
-            if self.careful.want(lane.number, f"lane {lane.number}"):
+            if self.probes.want(lane.number, f"lane {lane.number}"):
                 self._grant([lane.number], now)
         elif lane.overtaken:
             lane.waited(now - blocked.since)
@@ -239,12 +238,12 @@ class RunControl:
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def ended(self, lane: Lane, outcome: Any, now: float) -> None:
-        """A run is over; if it failed, its consumer gets what came before that first."""
+        """End a run; if it failed, its readers get what came before that first."""
         run = lane.run
         assert run is not None
         assert isinstance(run.state, Starting | Working), f"a run ends while it is {run.state}"
         self._pause(run, now)
-        self._grant(self.careful.leave(lane.number), now)
+        self._grant(self.probes.leave(lane.number), now)
         self.leaves_code(lane.number, now)
         if isinstance(outcome, inp.RunFailed) and not outcome.needs:
             run.state = Delivering(outcome, now)
@@ -254,7 +253,7 @@ class RunControl:
         self.touch(lane)
 
     def _conclude(self, lane: Lane, run: TaskRun, outcome: Any, now: float) -> None:
-        """Says what came of a run."""
+        """Say what came of a run."""
         lease, halted = run.lease, lane.halted
         keep = halted is None and isinstance(outcome, inp.RunFinished) and lease.received >= 0
         lane.over(now, keep=keep)
@@ -283,9 +282,7 @@ class RunControl:
             assert kept, "whoever forgets a running task stops it"
         if outcome.leftovers is not None:
             self._leftovers.keep(lease, outcome.leftovers)
-        if (
-            run.began is not None and lease.probe_level < ALONE and not lease.poison
-        ):  # else it says nothing of other tasks
+        if run.began is not None and not (run.probed or lease.poison):  # else it says nothing of other tasks
             self._demand.took(now - run.began - run.waited_s)
         return msg.TaskFinished(
             ref,

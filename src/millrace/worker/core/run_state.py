@@ -6,11 +6,11 @@ import enum
 from dataclasses import dataclass, field
 
 from millrace.protocol import messages as msg
-from millrace.worker.core.outbox import TaskKey
+from millrace.worker.core.outbox import TaskKey, key_of
 from millrace.worker.core.worker_inputs import Put, RunFailed
 
-ALONE = 2
-"""From this :attr:`LeaseTask.care` on each step is announced, and one lease at a time is run in that way."""
+PROBED = 2
+"""Least :attr:`LeaseTask.probe_level` of a probed run, which announces each step and runs beside no other one."""
 
 
 class Stop(enum.Enum):
@@ -29,7 +29,7 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """The run waits for other jobs' code to leave, and with care for other runs with care."""
+    """The run waits for other jobs' code to leave, and a probed one for other probed runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """The run waits for room in the outbox since then; with care others may run meanwhile."""
+    """The run waits for room since then; other probed runs may run meanwhile."""
 
     put: Put
     since: float
@@ -54,14 +54,14 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Reentering:
-    """There was room, and the run with care waits for its turn to go on."""
+    """There was room, and the probed run waits for its turn to go on."""
 
     put: Put
 
 
 @dataclass(frozen=True, slots=True)
 class Delivering:
-    """The run has failed, and the consumer has not received all that came before since then."""
+    """The run has failed, and a reader has not received all that came before since then."""
 
     outcome: RunFailed
     since: float
@@ -83,9 +83,9 @@ class TaskRun:
     ..          Put                      Working, or Blocked if there is no room
     ..          RunEnded                 over, or Delivering if it failed
     Announced   ProbeAck                 Working
-    Blocked     there is room            Working, or Reentering if it runs with care
+    Blocked     there is room            Working, or Reentering if it is probed
     Reentering  it has its turn          Announced
-    Delivering  the consumer has it all  over
+    Delivering  all readers have it all  over
     ==========  =======================  ============================================
 
     From each state in which it waits a ``stop`` leads to Working with :class:`Halt`, and from Delivering to its end.
@@ -93,7 +93,7 @@ class TaskRun:
     Attributes:
         started: when the lane took it up, in seconds.
         stop: it is to stop.
-        spared: the consumer has all outputs already; the run goes on for what it leaves over.
+        spared: the readers have all outputs already; the run goes on for what it leaves over.
         number: announcements so far.
         active: it counts as computing.
         began: when it began to put out; None: not yet.
@@ -112,10 +112,15 @@ class TaskRun:
 
     @property
     def key(self) -> TaskKey:
-        """Of its task."""
-        return self.lease.ref.epoch, self.lease.ref.task
+        """Key of the task."""
+        return key_of(self.lease.ref)
+
+    @property
+    def probed(self) -> bool:
+        """Whether each step is announced, so that the dispatcher knows what ended the process."""
+        return self.lease.probe_level >= PROBED
 
     @property
     def blocked_since(self) -> float | None:
-        """Since when it waits for its consumer; None: it does not."""
+        """Second since when it waits for a reader; None: it does not."""
         return self.state.since if isinstance(self.state, Blocked | Delivering) else None

@@ -1,4 +1,4 @@
-"""Outputs that wait in a worker until all readers of their slot have them. What readers share is held once."""
+"""Slot buffer: outputs that wait in a worker until all readers of their slot have them, held once for all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ is in use as long as one of its elements is. The larger ones are for who has roo
 
 
 class SlotBuffer:
-    """All outputs that one worker keeps for one slot, at most ``limit`` bytes or one message.
+    """Outputs that one worker keeps for one slot, at most ``limit`` bytes or one message.
 
     A message is freed once its last reader has acknowledged it, so the slowest one bounds the buffer.
 
@@ -35,38 +35,43 @@ class SlotBuffer:
         self.outboxes: dict[int, ReaderOutbox] = {}
         self._in_order = in_order
         self._epoch_bytes: dict[int, int] = {}
+        self._reading = -1  # the epoch that the slowest reader asked for last
         for reader in audience:
             self.join(reader)
 
     # -- readers -------------------------------------------------------------------------------------------------------
 
     def join(self, reader: int) -> ReaderOutbox:
-        """Adds a reader: it gets what is still kept, and what comes."""
+        """Add a reader: it gets what is still kept, and what comes."""
         outbox = self.outboxes[reader] = ReaderOutbox(reader, in_order=self._in_order)
         for task in self.tasks.values():
             outbox.begin(task)
+            task.spared = False
+        self._reading = -1
         return outbox
 
     def leave(self, reader: int) -> None:
-        """Removes a reader for good: what it alone lacked is freed."""
+        """Remove a reader for good: what it alone lacked is freed."""
         del self.outboxes[reader]
+        self._reading = min([each.reading for each in self.outboxes.values()], default=-1)
         for task in list(self.tasks.values()):
             self._free(task)
-            self._let_go(task)
+            self._settle(task)
 
     def received(self, outbox: ReaderOutbox, key: TaskKey, upto: int, *, complete: bool = False) -> None:
-        """The reader holds the outputs below ``upto``, and the mark of the end if it is ``complete``."""
+        """Note that the reader holds the outputs below ``upto``, and the mark of the end if it is ``complete``."""
         cursor = outbox.cursors.get(key)
         if cursor is not None:
             cursor.acknowledge(upto)
             self._free(cursor.task)
             if complete and cursor.task.finished:
                 cursor.done = True
-                self._let_go(cursor.task)
+                self._settle(cursor.task)
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
-        """The reader wants the outputs of this lease from ``start`` on; it has those before."""
+        """Have a reader sent the outputs of this lease from ``start`` on; it has those before."""
         outbox.read(key, lease, start)
+        self._reading = min([each.reading for each in self.outboxes.values()])
         if self.has(key, lease):
             self._free(self.tasks[key])
 
@@ -78,9 +83,9 @@ class SlotBuffer:
         return task is not None and task.lease == lease
 
     def begin(self, key: TaskKey, lease: int, first: int, changed: str = "") -> None:
-        """A run of the task starts; its outputs from number ``first`` on will be put in."""
+        """Begin to keep a run of the task; its outputs from number ``first`` on will be put in."""
         self.forget(key)
-        task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed)
+        task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed, spared=not self.outboxes)
         for outbox in self.outboxes.values():
             outbox.begin(task)
 
@@ -91,22 +96,21 @@ class SlotBuffer:
         read is over, so it must leave room for tasks of that one that come back.
         """
         held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
-        reading = min((outbox.reading for outbox in self.outboxes.values()), default=epoch)
-        limit = self.limit // 2 if epoch > reading else self.limit - (self.bytes - held)
+        limit = self.limit // 2 if epoch > self._reading else self.limit - (self.bytes - held)
         return held == 0 or held + size <= limit
 
     def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
-        """Adds a message; False if the lease was forgotten meanwhile, or nobody lacks its outputs."""
-        if not self.has(key, lease) or self.spared(key):
+        """Add a message; return False if the lease was forgotten meanwhile, or nobody lacks its outputs."""
+        task = self.tasks.get(key)
+        if task is None or task.lease != lease or task.spared:
             return False
-        task = self.tasks[key]
         task.messages.append(message)
         task.end = message.index + message.count
         self._count(key[0], message.size)
         return True
 
     def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False) -> bool:
-        """The run has ended with so many outputs; False if the lease was forgotten meanwhile."""
+        """Note that the run has ended with so many outputs; return False if the lease was forgotten meanwhile."""
         if not self.has(key, lease):
             return False
         task = self.tasks[key]
@@ -118,20 +122,21 @@ class SlotBuffer:
         return self.has(key, lease) and bool(self.tasks[key].messages)
 
     def spare(self, key: TaskKey) -> None:
-        """All readers have all outputs of the task from another run, and may not take them from this one."""
+        """Note that all readers have all outputs of the task from another run, and may not take them from this one."""
         task = self.tasks.get(key)
         if task is not None:
             for outbox in self.outboxes.values():
                 outbox.cursors[key].done = True
             self._free(task)
-            self._let_go(task)
+            self._settle(task)
 
     def spared(self, key: TaskKey) -> bool:
         """Whether nothing of the task's outputs is kept any more."""
-        return key in self.tasks and all(outbox.cursors[key].done for outbox in self.outboxes.values())
+        task = self.tasks.get(key)
+        return task is not None and task.spared
 
     def forget(self, key: TaskKey) -> None:
-        """Drops a task with all that is kept of it."""
+        """Drop a task with all that is kept of it."""
         task = self.tasks.pop(key, None)
         if task is not None:
             self._count(key[0], -sum(message.size for message in task.messages))
@@ -152,13 +157,13 @@ class SlotBuffer:
 
     @property
     def message_bytes(self) -> int:
-        """What messages should have: so much that readers let a few of them come and a few fit here."""
-        share = min((outbox.credit.share for outbox in self.outboxes.values()), default=0)
+        """Bytes that messages should have: so many that readers let a few of them come and a few fit here."""
+        share = min([outbox.credit.share for outbox in self.outboxes.values()], default=0)
         wanted = max(LEAST_BYTES, min(MOST_BYTES, share // 4))
         return max(1, min(wanted, self.limit // 4))
 
     def validate(self) -> None:
-        """Checks that what is counted is what is kept, and that nothing is kept that no reader lacks.
+        """Check that what is counted is what is kept, and that nothing is kept that no reader lacks.
 
         Raises:
             AssertionError: it is not.
@@ -170,6 +175,7 @@ class SlotBuffer:
                 held[key[0]] = held.get(key[0], 0) + message.size
             cursors = [outbox.cursors[key] for outbox in self.outboxes.values()]
             assert all(cursor.task is task for cursor in cursors)
+            assert task.spared == all(cursor.done for cursor in cursors)
             assert all(task.freed <= cursor.received <= cursor.sent and cursor.unsent >= 0 for cursor in cursors)
             lacking = [cursor.received for cursor in cursors if not cursor.done]
             assert not task.messages or task.freed == min(lacking, default=-1)
@@ -178,7 +184,7 @@ class SlotBuffer:
         assert sum(held.values()) == self.bytes
 
     def _free(self, task: TaskBuffer) -> None:
-        """Drops the messages of a task that nobody lacks."""
+        """Drop the messages of a task that nobody lacks."""
         cursors = [outbox.cursors[task.key] for outbox in self.outboxes.values()]
         upto = min((cursor.received for cursor in cursors if not cursor.done), default=task.freed + len(task.messages))
         while task.freed < upto:
@@ -188,9 +194,10 @@ class SlotBuffer:
             cursor.received = max(cursor.received, upto)
             cursor.sent = max(cursor.sent, upto)
 
-    def _let_go(self, task: TaskBuffer) -> None:
-        """Drops a task that has ended, if nobody lacks its end."""
-        if task.finished and self.spared(task.key):
+    def _settle(self, task: TaskBuffer) -> None:
+        """Keep nothing more of a task of which nobody lacks anything, and drop it if it has ended."""
+        task.spared = all(outbox.cursors[task.key].done for outbox in self.outboxes.values())
+        if task.finished and task.spared:
             self.forget(task.key)
 
     def _count(self, epoch: int, size: int) -> None:

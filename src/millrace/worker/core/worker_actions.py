@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from millrace.protocol import messages as msg
 from millrace.protocol.data_messages import Delivery, Short
 from millrace.worker.core.worker_inputs import Peer
 
 
-@dataclass(frozen=True, slots=True)
-class TellDispatcher:
+class Action(msgspec.Struct, frozen=True):
+    """Base of all actions."""
+
+
+class TellDispatcher(Action, frozen=True):
     """Send a message to the dispatcher; the session is there."""
 
     message: msg.FromWorker
 
 
-@dataclass(frozen=True, slots=True)
-class HurryReport:
+class HurryReport(Action, frozen=True):
     """Feed :class:`HeartbeatDue` before the next one is due: the dispatcher waits for what it says."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartRun:
-    """TaskRun a lease for a lane, which runs nothing now; its run asks and ends under the number of the lane."""
+class StartRun(Action, frozen=True):
+    """Run a lease for a lane, which runs nothing now; its run asks and ends under the number of the lane."""
 
     lane: int
     job: str
-    consumer: int
+    slot: int
     lease: msg.LeaseTask
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """The run goes on.
+class GoOn(msgspec.Struct, frozen=True):
+    """Verdict: the run goes on.
 
     Attributes:
         coming: the lane's leases that have not begun, in the order in which they will.
-        hungry: the consumer would take a message at once, however small. If it has let nobody here send anything, a
+        hungry: a reader would take a message at once, however small. If it has let nobody here send anything, a
             message is what tells it that there is something.
-        message_bytes: what messages should have: so much that the consumer lets a few of them come and a few fit here.
+        message_bytes: what messages should have: so much that a reader lets a few of them come and a few fit here.
     """
 
     coming: Sequence[msg.LeaseTask] = ()
@@ -49,14 +50,12 @@ class GoOn:
     message_bytes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """The run is to stop."""
+class Halt(msgspec.Struct, frozen=True):
+    """Verdict: the run is to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """An output has more bytes than all that this worker may keep."""
+class TooLarge(msgspec.Struct, frozen=True):
+    """Verdict: an output has more than ``limit`` bytes, all that this worker may keep."""
 
     limit: int
 
@@ -64,32 +63,28 @@ class TooLarge:
 Verdict = GoOn | Halt | TooLarge
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Action, frozen=True):
     """Answer what the run of a lane has asked."""
 
     lane: int
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class CodeGranted:
-    """The thread that wanted to run code may."""
+class CodeGranted(Action, frozen=True):
+    """Let the thread that wanted to run code do so."""
 
     who: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send to a consumer, behind all that it was sent before."""
+class Send(Action, frozen=True):
+    """Send to a reader, behind all that it was sent before."""
 
     peer: Peer
     header: Delivery | Short
     buffers: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SendLeftovers:
+class SendLeftovers(Action, frozen=True):
     """Answer another worker what a task left; ``kept`` is None if that is not here."""
 
     peer: Peer
@@ -97,75 +92,48 @@ class SendLeftovers:
     kept: Any
 
 
-@dataclass(frozen=True, slots=True)
-class HangUp:
+class HangUp(Action, frozen=True):
     """Close a peer's connection."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPipeline:
-    """A job is served from now on; or more is known of it."""
+class OpenPipeline(Action, frozen=True):
+    """Serve a job from now on, or take note of what more is known of it."""
 
     opened: msg.OpenJob
 
 
-@dataclass(frozen=True, slots=True)
-class ClosePipeline:
-    """A job is over here: once the runs of these lanes have stopped, nothing of it is needed."""
+class ClosePipeline(Action, frozen=True):
+    """End a job: once the runs of these lanes have stopped, nothing of it is needed."""
 
     job: str
     lanes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class EndLane:
-    """Nothing will run on a lane any more."""
+class EndLane(Action, frozen=True):
+    """End a lane: nothing will run on it any more."""
 
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartListing:
+class StartListing(Action, frozen=True):
     """List the sources of a job that is open."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartSharding:
+class StartSharding(Action, frozen=True):
     """Ask the user's sharding function of a job that is open."""
 
     message: msg.ChooseSharding
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Nothing has run for a while: give memory back."""
+class Rest(Action, frozen=True):
+    """Give memory back: nothing has run for a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndProcess:
+class EndProcess(Action, frozen=True):
     """End the process; ``in_time``: before the time for that was up."""
 
     in_time: bool
-
-
-Action = (
-    TellDispatcher
-    | HurryReport
-    | StartRun
-    | Resume
-    | CodeGranted
-    | Send
-    | SendLeftovers
-    | HangUp
-    | OpenPipeline
-    | ClosePipeline
-    | EndLane
-    | StartListing
-    | StartSharding
-    | Rest
-    | EndProcess
-)

@@ -6,9 +6,6 @@ runs in the shell, asks through :class:`RunAsks` and waits for :class:`Resume`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
 from millrace.protocol import data_messages
@@ -16,24 +13,24 @@ from millrace.protocol import messages as msg
 from millrace.protocol.reports import Told
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.lane import Lane, key_of
+from millrace.worker.core.lane import Lane
 from millrace.worker.core.lease_demand import LeaseDemand
 from millrace.worker.core.leftover_table import LeftoverTable
-from millrace.worker.core.outbox import ReaderOutbox
+from millrace.worker.core.outbox import ReaderOutbox, key_of
 from millrace.worker.core.run_control import RunControl
 from millrace.worker.core.run_state import Announced, Blocked, Delivering, Entering, Reentering
 
 
 class WorkerCore:
-    """What a worker holds, by job: lanes with leases and outboxes, and leftovers; and whom it talks to.
+    """All that a worker holds: jobs, lanes with leases and outputs, leftovers; and whom it talks to.
 
     Args:
-        buffer_bytes: for outputs that wait to be read, all consumers together.
+        buffer_bytes: for outputs that wait to be read, all slots together.
         now: seconds of the caller's clock, as in :meth:`handle`.
 
     Attributes:
         jobs: those that are open, as the dispatcher has said.
-        lanes: of open jobs, by job and consumer.
+        lanes: of open jobs, by job and slot.
         leftovers: what tasks have left to their parents.
         control: the runs.
     """
@@ -53,48 +50,36 @@ class WorkerCore:
         self._want_said = 0
         self._until: float | None = None
         self._ended = False
-        self._takes: dict[type[inp.Input], Callable[[Any], None]] = {
-            inp.RunAsks: self._run_asks,
-            inp.PeerSaid: self._peer_said,
-            inp.RunEnded: self._run_ended,
-            inp.Heard: self._heard,
-            inp.Say: lambda item: self.control.tell(item.message),
-            inp.HeartbeatDue: self._report,
-            inp.SessionOpened: self._greet,
-            inp.SessionClosed: self._lost_session,
-            inp.PeerCame: self._peer_came,
-            inp.PeerLeft: self._peer_left,
-            inp.CodeWanted: lambda item: self.control.wants_code(item.who, item.job),
-            inp.CodeDone: lambda item: self.control.leaves_code(item.who, self._now),
-            inp.Drain: self._leave,
-            inp.TimeUp: lambda _: self._end(in_time=False),
-            inp.CloseAll: self._close_all,
-        }
-        self._hears: dict[type[msg.ToWorker], Callable[[Any], None]] = {
-            msg.LeaseTask: self._lease,
-            msg.RevokeTask: self._revoke,
-            msg.ForgetTasks: self._forget,
-            msg.OutputsReceived: self._spare,
-            msg.ProbeAck: self._note,
-            msg.OpenJob: self._open,
-            msg.CloseJob: lambda message: self._close(message.job),
-            msg.ListSources: self._list,
-            msg.ChooseSharding: self._choose,
-            msg.WorkerWelcome: self._welcome,
-        }
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
     def handle(self, item: inp.Input, now: float) -> list[act.Action]:
-        """Takes one input in; what is to be done then, in this order.
+        """Take one input in; return what is to be done then, in this order.
 
         Args:
             item: what happened.
             now: in seconds; never less than before.
         """
-        self._now = now
-        control = self.control
-        self._takes[type(item)](item)
+        self._now, control = now, self.control
+        match item:
+            case inp.RunAsks(lane=number, want=want):
+                control.asks(control.lanes[number], want, now)
+            case inp.PeerSaid(peer=peer, message=message):
+                self._peer_said(peer, message)
+            case inp.RunEnded(lane=number, outcome=outcome, told=told):
+                for each in told:
+                    control.tell(each)
+                control.ended(control.lanes[number], outcome, now)
+            case inp.Heard(message=heard):
+                self._heard(heard)
+            case inp.PeerLeft(peer=peer):
+                self._peer_left(peer)
+            case inp.CodeWanted(who=who, job=job):
+                control.wants_code(who, job)
+            case inp.CodeDone(who=who):
+                control.leaves_code(who, now)
+            case _:
+                self._session_or_process(item)
         while control.touched:
             number = next(iter(control.touched))
             del control.touched[number]
@@ -107,41 +92,63 @@ class WorkerCore:
             actions.append(act.HurryReport())  # the next tasks depend on it
         return actions
 
-    def _run_asks(self, item: inp.RunAsks) -> None:
-        self.control.asks(self.control.lanes[item.lane], item.want, self._now)
-
-    def _run_ended(self, item: inp.RunEnded) -> None:
-        for message in item.told:
-            self.control.tell(message)
-        self.control.ended(self.control.lanes[item.lane], item.outcome, self._now)
+    def _session_or_process(self, item: inp.Input) -> None:
+        match item:
+            case inp.Say(message=message):
+                self.control.tell(message)
+            case inp.HeartbeatDue(measured=measured):
+                self._report(measured)
+            case inp.SessionOpened(hello=hello):
+                # What ended before is in the list of what is held, what ends after is told on this session.
+                self.control.online = True
+                self.control.tell(msgspec.structs.replace(hello, held=self.held(), told=self._told_before))
+                if self._until is not None:
+                    self.control.tell(msg.WorkerLeaving(max(self._until - self._now, 0.001)))
+            case inp.SessionClosed():
+                self.control.online = False
+            case inp.Drain(within_s=within_s):
+                self._leave(within_s)
+            case inp.TimeUp():
+                self._end(in_time=False)
+            case inp.CloseAll():
+                for name in list(self.jobs):
+                    self._close(name)
 
     # -- the dispatcher ------------------------------------------------------------------------------------------------
 
-    def _greet(self, item: inp.SessionOpened) -> None:
-        # What ended before is in the list of what is held, what ends after is told on this session.
-        control = self.control
-        control.online = True
-        control.tell(msgspec.structs.replace(item.hello, held=self.held(), told=self._told_before))
-        if self._until is not None:
-            control.tell(msg.WorkerLeaving(max(self._until - self._now, 0.001)))
-
-    def _lost_session(self, _: inp.SessionClosed) -> None:
-        self.control.online = False
-
-    def _heard(self, item: inp.Heard) -> None:
-        take = self._hears.get(type(item.message))
-        if take is not None:  # else it is of a later version
-            take(item.message)
+    def _heard(self, message: msg.ToWorker) -> None:
+        match message:  # one that is none of these is of a later version
+            case msg.LeaseTask():
+                self._lease(message)
+            case msg.RevokeTask(ref=ref, lease=lease):
+                self._revoke(ref, lease)
+            case msg.ForgetTasks(refs=refs):
+                self._forget(refs)
+            case msg.OutputsReceived():
+                self._spare(message)
+            case msg.ProbeAck():
+                for lane in self._lanes_of(message.ref.job):
+                    self.control.noted(lane, message)
+            case msg.OpenJob():
+                self._open(message)
+            case msg.CloseJob(job=job):
+                self._close(job)
+            case msg.ListSources(job=job) if job in self.jobs:
+                self.control.actions.append(act.StartListing(job))
+            case msg.ChooseSharding(job=job) if job in self.jobs:
+                self.control.actions.append(act.StartSharding(message))
+            case msg.WorkerWelcome():
+                self._welcome(message)
 
     def _welcome(self, message: msg.WorkerWelcome) -> None:
-        """The dispatcher is back: leases became somebody else's, and it may have missed where runs are."""
+        """Drop leases that became somebody else's while the dispatcher was away, and say again where runs are."""
         self._told_before = self._told_before.let_in(message.told)
         for lane in self.lanes.values():
             lane.drop(message.stale)
             self.control.touch(lane)
             if lane.run is not None and isinstance(lane.run.state, Announced):
                 self.control.tell(lane.run.state.message)
-        self.leftovers.drop(message.stale)
+        self.leftovers.drop(lambda _, left: left.lease in message.stale)
         self.control.actions.append(act.HurryReport())
 
     def _lease(self, message: msg.LeaseTask) -> None:
@@ -155,34 +162,21 @@ class WorkerCore:
             lane.submit(message)
             self.control.touch(lane)
 
-    def _revoke(self, message: msg.RevokeTask) -> None:
-        ref, lease = message.ref, message.lease
+    def _revoke(self, ref: msg.TaskRef, lease: int) -> None:
         if all(lane.revoke(key_of(ref), lease) for lane in self._lanes_of(ref.job)):
-            self.leftovers.drop((lease,))  # it may just have finished
+            self.leftovers.drop(lambda _, left: left.lease == lease)  # it may just have finished
             self.control.tell(msg.TaskReturned(ref, lease))
 
-    def _forget(self, message: msg.ForgetTasks) -> None:
-        for ref in message.refs:
+    def _forget(self, refs: list[msg.TaskRef]) -> None:
+        for ref in refs:
             for lane in self._lanes_of(ref.job):
                 lane.forget(key_of(ref))
-        self.leftovers.forget(message.refs)
+        self.leftovers.drop(lambda ref, _: ref in refs)
 
     def _spare(self, message: msg.OutputsReceived) -> None:
         for ref in message.refs:
             for lane in self._lanes_of(ref.job):
                 lane.spare(key_of(ref))
-
-    def _note(self, message: msg.ProbeAck) -> None:
-        for lane in self._lanes_of(message.ref.job):
-            self.control.noted(lane, message)
-
-    def _list(self, message: msg.ListSources) -> None:
-        if message.job in self.jobs:
-            self.control.actions.append(act.StartListing(message.job))
-
-    def _choose(self, message: msg.ChooseSharding) -> None:
-        if message.job in self.jobs:
-            self.control.actions.append(act.StartSharding(message))
 
     def _open(self, message: msg.OpenJob) -> None:
         self._current = message.job
@@ -205,11 +199,11 @@ class WorkerCore:
                 self.control.actions.append(act.EndLane(lane.number))
             self.control.touch(lane)
         self._share_out()
-        self.leftovers.forget_job(name)
+        self.leftovers.drop(lambda ref, _: ref.job == name)
         self.control.actions.append(act.ClosePipeline(name, [lane.number for lane in lanes]))
 
     def held(self) -> list[msg.HeldTask]:
-        """Everything that is leased to this worker or kept by it."""
+        """List everything that is leased to this worker or kept by it."""
         # Of what was read to its end, leftovers may be all that is left; first, so that a lane's word counts.
         held = {entry.lease: entry for entry in self.leftovers.held()}
         lanes = self.lanes.values()
@@ -218,11 +212,10 @@ class WorkerCore:
 
     @property
     def current(self) -> str:
-        """The job that is reported about; empty: none."""
+        """Name of the job that is reported about; empty: none."""
         return self._current if self._current in self.jobs else ""
 
-    def _report(self, item: inp.HeartbeatDue) -> None:
-        measured = item.measured
+    def _report(self, measured: msg.WorkerReport) -> None:
         self._want_said = self._demand.want
         job = self.current
         report = msgspec.structs.replace(
@@ -240,14 +233,14 @@ class WorkerCore:
     # -- lanes and peers -----------------------------------------------------------------------------------------------
 
     def _lanes_of(self, job: str) -> list[Lane]:
-        """The lanes of a job, about to be told something."""
+        """List the lanes of a job, about to be told something."""
         lanes = [lane for (name, _), lane in self.lanes.items() if name == job]
         for lane in lanes:
             self.control.touch(lane)
         return lanes
 
     def _lane(self, job: msg.OpenJob, slot: int) -> Lane:
-        """The lane of a job's slot."""
+        """Find or make the lane of a job's slot."""
         lane = self.lanes.get((job.job, slot))
         if lane is None:
             self._numbers += 1
@@ -262,15 +255,12 @@ class WorkerCore:
             lane.buffer.limit = self._buffer_bytes // len(self.lanes)
             self.control.touch(lane)
 
-    def _peer_came(self, item: inp.PeerCame) -> None:
-        self._peers[item.peer] = None
-
-    def _peer_said(self, item: inp.PeerSaid) -> None:
-        peer, message = item.peer, item.message
+    def _peer_said(self, peer: inp.Peer, message: data_messages.ToServer) -> None:
         if isinstance(message, data_messages.Open):
             self._attach(peer, message)
             return
         if isinstance(message, data_messages.FetchLeftovers):
+            self._peers.setdefault(peer)
             self.control.actions.append(act.SendLeftovers(peer, message.ref, self.leftovers.get(message.ref)))
             return
         served = self._peers.get(peer)
@@ -300,36 +290,32 @@ class WorkerCore:
         self.control.touch(lane)
 
     def _replace(self, outbox: ReaderOutbox, peer: inp.Peer | None) -> None:
-        """Gives a reader another connection, or none, and ends the one before."""
+        """Give a reader another connection, or none, and end the one before."""
         older = outbox.attach(peer)
         if older is not None:
             self.control.actions.append(act.HangUp(older))
 
-    def _peer_left(self, item: inp.PeerLeft) -> None:
-        served = self._peers.pop(item.peer, None)
-        if served is not None and served[1].peer is item.peer:
+    def _peer_left(self, peer: inp.Peer) -> None:
+        served = self._peers.pop(peer, None)
+        if served is not None and served[1].peer is peer:
             served[1].attach(None)
             self.control.touch(served[0])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _leave(self, item: inp.Drain) -> None:
-        """Takes nothing on any more, gives back what has not begun, and ends once the rest was read."""
+    def _leave(self, within_s: float) -> None:
+        """Take nothing on any more, give back what has not begun, and end once the rest was read."""
         if self._until is not None:
             self._end(in_time=True)
             return
-        self._until = self._now + item.within_s
-        self.control.tell(msg.WorkerLeaving(item.within_s))
+        self._until = self._now + within_s
+        self.control.tell(msg.WorkerLeaving(within_s))
         for lane in self.lanes.values():
             for lease in lane.unstarted():
                 self.control.tell(msg.TaskReturned(lease.ref, lease.lease))
 
-    def _close_all(self, _: inp.CloseAll) -> None:
-        for name in list(self.jobs):
-            self._close(name)
-
     def _see_off(self) -> None:
-        """Once it is leaving, and nothing of it is needed any more or nobody is left to need it, it ends."""
+        """End, once it is leaving and nothing of it is needed any more, or nobody is left to need it."""
         if self._until is None or self._ended:
             return
         drained = not self.leftovers and all(lane.idle for lane in self.lanes.values())
@@ -344,11 +330,11 @@ class WorkerCore:
     # -- for whoever checks --------------------------------------------------------------------------------------------
 
     def stopping(self) -> set[int]:
-        """Leases whose runs were told to stop and have not ended."""
+        """List the leases whose runs were told to stop and have not ended."""
         return {lane.run.lease.lease for lane in self.control.lanes.values() if lane.run is not None and lane.halted}
 
     def validate(self) -> None:
-        """Checks what holds between any two inputs.
+        """Check what holds between any two inputs.
 
         Raises:
             AssertionError: something does not.
@@ -361,7 +347,7 @@ class WorkerCore:
                 assert outbox.peer is None or self._peers.get(outbox.peer) == (lane, outbox)
         runs = {lane.number: lane.run for lane in control.lanes.values() if lane.run is not None}
         assert all(lane.closed or lane.run is not None or not lane.pending for lane in control.lanes.values())
-        waiting = control.turns.waiting.keys() | control.careful.waiting.keys()
+        waiting = control.turns.waiting.keys() | control.probes.waiting.keys()
         computing = 0
         for number, run in runs.items():
             awaits = isinstance(run.state, Entering | Reentering)
@@ -372,7 +358,7 @@ class WorkerCore:
         inside = control.turns.inside
         jobs = {control.lanes[who].job for who in inside if isinstance(who, int)}
         assert jobs <= {control.turns.name}, f"code of jobs {jobs} runs at a time"
-        assert len(control.careful.inside) <= 1
+        assert len(control.probes.inside) <= 1
         assert {who for who in inside | waiting if isinstance(who, int)} <= runs.keys()
         assert computing == self._demand.active
         for lane in control.lanes.values():
@@ -380,12 +366,12 @@ class WorkerCore:
 
 
 def slot_of(job: msg.OpenJob, reader: int) -> int:
-    """Number of the slot that a consumer of a job reads: each has one of its own."""
+    """Find the slot that a consumer of a job reads: each has one of its own."""
     return reader
 
 
 def audience_of(job: msg.OpenJob, slot: int) -> tuple[int, ...]:
-    """The consumers of a job that read a slot, as :func:`slot_of` has it."""
+    """List the consumers of a job that read a slot, as :func:`slot_of` has it."""
     return (slot,)
 
 

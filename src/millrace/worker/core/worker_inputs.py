@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from millrace.protocol import messages as msg
 from millrace.protocol.crash_sites import CrashSite
 from millrace.protocol.data_messages import ToServer
 
 Peer = Hashable
-"""A connection of a consumer, or of another worker that fetches leftovers; the shell chooses what stands for it."""
+"""Connection of a reader, or of another worker that fetches leftovers; the shell chooses what stands for it."""
+
+
+class Input(msgspec.Struct, frozen=True):
+    """Base of all inputs."""
 
 
 # -- the session with the dispatcher -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpened:
+class SessionOpened(Input, frozen=True):
     """The dispatcher can be talked to (again). ``hello``: who this worker is; the core adds what it holds."""
 
     hello: msg.WorkerHello
 
 
-@dataclass(frozen=True, slots=True)
-class SessionClosed:
+class SessionClosed(Input, frozen=True):
     """The session has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Input, frozen=True):
     """A message of the dispatcher."""
 
     message: msg.ToWorker
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
-    """The shell has a message for the dispatcher: what listing sources or measuring a store has given."""
+class Say(Input, frozen=True):
+    """A message of the shell for the dispatcher: what listing sources or measuring a store has given."""
 
     message: msg.FromWorker
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatDue:
+class HeartbeatDue(Input, frozen=True):
     """Time for a report. ``measured`` holds what the shell has measured; ``nodes`` are those of its ``job``."""
 
     measured: msg.WorkerReport
@@ -53,23 +53,14 @@ class HeartbeatDue:
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCame:
-    """A connection was made to this worker."""
-
-    peer: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSaid:
+class PeerSaid(Input, frozen=True):
     """A message on a peer's connection."""
 
     peer: Peer
     message: ToServer
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLeft:
+class PeerLeft(Input, frozen=True):
     """A peer's connection has ended."""
 
     peer: Peer
@@ -78,9 +69,8 @@ class PeerLeft:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMessage:
-    """Some consecutive outputs, encoded.
+class OutputMessage(msgspec.Struct, frozen=True):
+    """Consecutive outputs of a task, encoded.
 
     Attributes:
         index: number of the first within the task.
@@ -95,29 +85,25 @@ class OutputMessage:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
-    """The run wants to begin; it waits until no other job's code runs, and with care until no other run with care."""
+class Enter(msgspec.Struct, frozen=True):
+    """The run wants to begin; it waits until no other job's code runs, and if probed until no other probed run does."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeginOutputs:
+class BeginOutputs(msgspec.Struct, frozen=True):
     """The run will put out outputs from number ``first`` on; ``changed``: see :class:`TaskBuffer`."""
 
     first: int
     changed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """The run has another chunk, and asks whether to go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Some outputs; the run waits until there is room for them.
+class Put(msgspec.Struct, frozen=True):
+    """The run has outputs, and waits until there is room for them.
 
-    ``place`` and ``where``: what a run with care announces if it had to wait, before it goes on.
+    ``place`` and ``where``: what a probed run announces if it had to wait, before it goes on.
     """
 
     message: OutputMessage
@@ -125,9 +111,8 @@ class Put:
     where: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Where a run with care is; it waits until the dispatcher knows."""
+class Announce(msgspec.Struct, frozen=True):
+    """The run says where it is, and waits until the dispatcher knows."""
 
     place: CrashSite
     where: str
@@ -136,16 +121,14 @@ class Announce:
 Want = Enter | BeginOutputs | Step | Put | Announce
 
 
-@dataclass(frozen=True, slots=True)
-class RunAsks:
+class RunAsks(Input, frozen=True):
     """The run of a lane asks for something, and waits for :class:`Resume`."""
 
     lane: int
     want: Want
 
 
-@dataclass(frozen=True, slots=True)
-class RunFinished:
+class RunFinished(msgspec.Struct, frozen=True):
     """The run came to its end. ``leftovers``: what is kept for the task's parent; None: nothing."""
 
     outputs: int
@@ -155,46 +138,43 @@ class RunFinished:
     leftovers: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailed(msgspec.Struct, frozen=True):
     """The run failed; with ``needs``, as an output has so many bytes, more than this worker may keep."""
 
     failure: msg.Failure
     needs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """The leftovers of these tasks could not be fetched."""
 
     tasks: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True):
     """The run has stopped as it was told to."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+Outcome = RunFinished | RunFailed | Missing | Stopped
+
+
+class RunEnded(Input, frozen=True):
     """The run of a lane is over; ``told``: what the dispatcher hears of it first, whatever came of it."""
 
     lane: int
-    outcome: RunFinished | RunFailed | Missing | Stopped
+    outcome: Outcome
     told: Sequence[msg.FromWorker] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CodeWanted:
+class CodeWanted(Input, frozen=True):
     """A thread beside the lanes is about to run code of a job; :class:`CodeGranted` tells it when it may."""
 
     who: Hashable
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class CodeDone:
-    """It has run it."""
+class CodeDone(Input, frozen=True):
+    """The thread has run it."""
 
     who: Hashable
 
@@ -202,37 +182,15 @@ class CodeDone:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Input, frozen=True):
     """The process is to end in good order within so many seconds; at once if it has been told before."""
 
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimeUp:
+class TimeUp(Input, frozen=True):
     """The seconds of :class:`Drain` are over."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseAll:
+class CloseAll(Input, frozen=True):
     """The process ends: all jobs are closed."""
-
-
-Input = (
-    SessionOpened
-    | SessionClosed
-    | Heard
-    | Say
-    | HeartbeatDue
-    | PeerCame
-    | PeerSaid
-    | PeerLeft
-    | RunAsks
-    | RunEnded
-    | CodeWanted
-    | CodeDone
-    | Drain
-    | TimeUp
-    | CloseAll
-)

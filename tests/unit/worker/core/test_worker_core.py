@@ -199,7 +199,6 @@ def test_leftovers_outlive_outputs_and_are_there_for_who_asks():
     assert driver.told()[0].leftovers
     driver.heard(msg.OutputsReceived([ref(0)]))
     assert driver.core.held() == [msg.HeldTask(ref(0), 1, 0, finished=True, leftovers=True)]
-    driver.feed(inp.PeerCame("tail"))
     driver.say("tail", FetchLeftovers(ref(0)))
     driver.heard(msg.ForgetTasks([ref(0)]))
     driver.say("tail", FetchLeftovers(ref(0)))
@@ -226,7 +225,6 @@ def test_a_second_connection_replaces_the_first_and_is_let_send_anew():
 
 def test_a_consumer_of_another_job_of_that_name_is_not_served():
     driver = CoreDriver()
-    driver.feed(inp.PeerCame("c"))
     driver.say("c", Open("a", 0, generation=3))
     assert driver.taken(act.HangUp) == [act.HangUp("c")]
 

@@ -87,7 +87,6 @@ class CoreDriver:
 
     def connect(self, peer: str, consumer: int = 0, *, credit: int = 1 << 30, job: str = "a") -> None:
         """A consumer connects, and lets the worker send so many bytes."""
-        self.feed(inp.PeerCame(peer))
         self.say(peer, data_messages.Open(job, consumer))
         self.say(peer, data_messages.Credit(credit))
 

@@ -1,4 +1,4 @@
-"""One worker process: its session with the dispatcher, its server for consumers, and its end."""
+"""Worker process: its session with the dispatcher, its server for consumers, and its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from millrace.worker.task_manager import JOIN_S, TaskManager
 
 BUFFER_BYTES = 256 << 20
 DRAIN_S = 30.0
-"""How long an orderly end waits for tasks to be done and consumers to read what is ready."""
+"""Seconds that an orderly end waits for tasks to be done and consumers to read what is ready."""
 CONNECT_S = 10.0
 
 _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
@@ -50,8 +50,8 @@ _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 _logger = logging.getLogger(__name__)
 
 
-class Worker:
-    """A worker; :meth:`run` is its whole life.
+class WorkerProcess:
+    """Worker process; :meth:`run` is its whole life.
 
     Args:
         dispatcher: address of the dispatcher.
@@ -116,7 +116,7 @@ class Worker:
         )
 
     def run(self, listening: Callable[[], object] | None = None) -> None:
-        """Works until told to stop, by :meth:`stop` or by the dispatcher.
+        """Work until told to stop, by :meth:`stop` or by the dispatcher.
 
         Args:
             listening: called once the worker can be reached.
@@ -149,7 +149,7 @@ class Worker:
             raise self._error
 
     def stop(self, reason: str) -> None:
-        """Leaves in good order, in the background: :meth:`run` returns when it is done. The second call ends at once.
+        """Leave in good order, in the background: :meth:`run` returns when it is done. The second call ends at once.
 
         May be called from a signal handler.
         """
@@ -235,7 +235,7 @@ class Worker:
                 self._tasks.told(message)
 
     def _tell(self, message: FromWorker) -> None:
-        """Sends to the dispatcher: who comes back says what it holds, so nothing is lost."""
+        """Send to the dispatcher: who comes back says what it holds, so nothing is lost."""
         session = self._session
         assert session is not None
         if isinstance(message, WorkerHello):
@@ -247,7 +247,7 @@ class Worker:
             _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
 
     def _send(self, session: ClientSession, message: FromWorker) -> None:
-        """Sends; what can't be sent fails the job that it is about, as others would wait for it."""
+        """Send; what can't be sent fails the job that it is about, as others would wait for it."""
         try:
             session.send(message)
         except UnsendableError as error:
