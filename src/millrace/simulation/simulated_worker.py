@@ -77,8 +77,7 @@ class Worker(Process):
             act.Send: self._send,
             act.SendLeftovers: self._send_leftovers,
             act.HangUp: self._hang_up,
-            act.StartListing: self._list,
-            act.StartSharding: self._choose,
+            act.PrepareJob: self._prepare,
             act.EndProcess: lambda _: self.end(),
         }
         self.after(world.delay(), self._connect)
@@ -133,12 +132,12 @@ class Worker(Process):
         assert isinstance(action.peer, Connection)
         action.peer.send(self, (data_messages.Leftovers(action.ref, action.kept is not None), action.kept))
 
-    def _list(self, action: act.StartListing) -> None:
-        self._beside(action.job, self.world.rng.uniform(0.05, 1.0), partial(self._listed, action.job))
-
-    def _choose(self, action: act.StartSharding) -> None:
-        message = action.message
-        self._beside(message.job, self.world.rng.uniform(0.05, 0.5), partial(self._chosen, message))
+    def _prepare(self, action: act.PrepareJob) -> None:
+        match action.message:
+            case msg.ListSources(job=job):
+                self._beside(job, self.world.rng.uniform(0.05, 1.0), partial(self._listed, job))
+            case msg.ChooseSharding() as message:
+                self._beside(message.job, self.world.rng.uniform(0.05, 0.5), partial(self._chosen, message))
 
     def _advance(self, lane: int, verdict: act.Verdict | None) -> None:
         _, steps = self._runs[lane]

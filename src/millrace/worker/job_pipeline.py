@@ -156,7 +156,7 @@ class JobPipeline:
             program = self._program
         finally:
             self._lock.release()
-        return [] if program is None else [NodeMeasure(*measure) for measure in program.measures()]
+        return [] if program is None else program.measures()
 
     def close(self) -> None:
         """Let go of the pipeline; no run may be active."""

@@ -23,6 +23,8 @@ from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
 from millrace.protocol.messages import (
     ChooseSharding,
     FromWorker,
+    ListSources,
+    OpenJob,
     ShardingChosen,
     SourcesFailed,
     SourcesListed,
@@ -109,10 +111,8 @@ class TaskManager:
             act.CodeGranted: lambda action: action.who.set(),
             act.SendLeftovers: lambda action: action.peer.send(*answer(action.ref, action.kept)),
             act.HangUp: lambda action: action.peer.hang_up(),
-            act.OpenPipeline: self._open_pipeline,
+            act.PrepareJob: self._prepare,
             act.ClosePipeline: self._close_pipeline,
-            act.StartListing: self._start_listing,
-            act.StartSharding: self._start_sharding,
             act.Rest: lambda _: self._aside(give_back),
             act.EndProcess: lambda action: self._end_process(action.in_time),
         }
@@ -150,23 +150,23 @@ class TaskManager:
         if action.lane in self._lanes:
             self._lanes[action.lane].end()
 
-    def _open_pipeline(self, action: act.OpenPipeline) -> None:
-        opened = action.opened
-        if opened.job in self._jobs:
-            self._jobs[opened.job].update(opened)
-        else:
-            self._jobs[opened.job] = JobPipeline(opened, self._fetch, self._threads, self._allocate, self._share)
+    def _prepare(self, action: act.PrepareJob) -> None:
+        message = action.message
+        job = self._jobs.get(message.job)
+        if job is None:
+            assert isinstance(message, OpenJob), "the core knows which jobs are open"
+            self._jobs[message.job] = JobPipeline(message, self._fetch, self._threads, self._allocate, self._share)
+            return
+        match message:
+            case OpenJob():
+                job.update(message)
+            case ListSources():
+                self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
+            case ChooseSharding():
+                self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
 
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
         self._aside(functools.partial(self._end, self._jobs.pop(action.job), action.lanes))
-
-    def _start_listing(self, action: act.StartListing) -> None:
-        job = self._jobs[action.job]
-        self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
-
-    def _start_sharding(self, action: act.StartSharding) -> None:
-        job, message = self._jobs[action.message.job], action.message
-        self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
 
     # -- what runs in other threads ------------------------------------------------------------------------------------
 

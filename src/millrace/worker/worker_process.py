@@ -45,7 +45,8 @@ DRAIN_S = 30.0
 """Seconds that an orderly end waits for tasks to be done and consumers to read what is ready."""
 CONNECT_S = 10.0
 
-_FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
+_FATAL = (AuthenticationError, VersionMismatchError, JobFailedError, UnsendableError)
+"""Errors of a session that another one would have as well: what a worker says first is always the same."""
 
 _logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class WorkerProcess:
         self._arena = Arena(2 * buffer_bytes + buffer_bytes // 4) if shared_memory and AVAILABLE else None
         self._tasks = TaskManager(
             self._tell,
-            self._fetch,
+            functools.partial(fetch_blob, self._channel),
             functools.partial(put_blob, self._channel, waits=True),
             token=token,
             threads=threads,
@@ -189,9 +190,6 @@ class WorkerProcess:
             except _FATAL as error:
                 self._error = error
                 self._over.set()
-            except UnsendableError as error:
-                self._error = error  # what it says first would be the same the next time
-                self._over.set()
             except ServiceError as error:
                 expected = answered or told or self._leaving
                 _logger.log(logging.INFO if expected else logging.WARNING, "%s. Tries on", error)
@@ -263,6 +261,3 @@ class WorkerProcess:
             self._report_now.wait(self._heartbeat_s)
             self._report_now.clear()
             self._tasks.report()
-
-    def _fetch(self, digest: str) -> bytes:
-        return fetch_blob(self._channel, digest)

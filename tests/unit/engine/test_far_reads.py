@@ -128,13 +128,13 @@ def test_the_measures_say_how_many_are_under_way(place: str, monkeypatch: pytest
     dataset = mr.Dataset.from_files(place).map(number).with_options(reads_in_flight=7)
     with iter(dataset) as near:
         next(near)
-        assert near.measures()[0][-1] == 0
+        assert near.measures()[0].reads_in_flight == 0
     monkeypatch.setattr(program, "is_far", lambda location: True)
     with iter(dataset) as far:
         next(far)
         source, mapped, *_ = far.measures()
-        assert (source[6], source[-1]) == (7, 7)
-        assert mapped[-1] == 0
+        assert (source.threads, source.reads_in_flight) == (7, 7)
+        assert mapped.reads_in_flight == 0
 
 
 def test_a_file_larger_than_all_buffers_is_refused_before_it_is_read(

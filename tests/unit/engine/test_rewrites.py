@@ -166,7 +166,11 @@ def tasks_of(runs: Any, dataset: Dataset, **options: Any) -> Any:
     program = runs.program(dataset, **options)
     try:
         found = [run(program, task) for task in mains(program.plan)]
-        return program.plan.length, found, [row[:4] for row in program.measures()]
+        return (
+            program.plan.length,
+            found,
+            [(row.node, row.label, row.elements, row.bytes) for row in program.measures()],
+        )
     finally:
         program.close()
 
@@ -260,7 +264,7 @@ def test_the_time_of_each_function_is_its_own(runs, monkeypatch):
             program = runs.program(dataset, chunk=5)
             with program.run(program.plan.task(0), 0) as running:
                 assert [element for chunk in running for element in chunk.elements] == list(range(20))
-            active = [row[4] for row in program.measures()]
+            active = [row.active_s for row in program.measures()]
             assert active == [0.0, *(2000.0 if function is slow else 20.0 for function in functions)]
             program.close()
 

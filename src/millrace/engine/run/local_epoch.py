@@ -28,6 +28,7 @@ from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
+from millrace.protocol.reports import NodeMeasure
 
 _NOTHING: Any = object()
 _COMING = 8
@@ -367,10 +368,9 @@ class LocalIterator(Iterator[Any]):
         """
         from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
         from millrace.policies.bottleneck import Load, bottleneck
-        from millrace.protocol.reports import NodeMeasure
 
         program, loop = self._reading.program, self._reading.loop
-        measures = {each[0]: NodeMeasure(*each) for each in program.measures()}
+        measures = {each.node: each for each in program.measures()}
         operators = operators_of(measures, *kinds(program.graph))
         handed_out, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
         load = Load(
@@ -388,7 +388,7 @@ class LocalIterator(Iterator[Any]):
             "bottleneck": msgspec.to_builtins(bottleneck(load)),
         }
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
+    def measures(self) -> list[NodeMeasure]:
         """Measures of each operator so far, see :meth:`millrace.engine.run.program.Program.measures`."""
         return self._reading.program.measures()
 

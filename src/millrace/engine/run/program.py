@@ -29,6 +29,7 @@ from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.policies import read_concurrency
+from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
 from millrace.sources.reads import ReadScheduler
@@ -172,22 +173,16 @@ class Program:
             if ahead is not None:
                 ahead.expect(owner, [(key, each.feeds[number]) for key, each in seen if number in each.feeds])
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
-        """List each node's (node id, label, elements, bytes, active s, processor s, threads, held s, reads at once).
-
-        The sums are over all tasks so far. No threads: it works on the one that pulls, which it held for so many
-        seconds; no reads at once: it reads none ahead. A node that was left out has passed on the output of the node
-        that stands for it, in no time.
-        """
-        rows = self._totals.by_node()
-        found = []
+    def measures(self) -> list[NodeMeasure]:
+        """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
+        rows, found = self._totals.by_node(), []
         for number, node in enumerate(self.graph.nodes):
             elements, size, *seconds = rows[self._running.id_of(node)]
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
             ahead = self._reads.get(number)
             flying = ahead.in_flight.level if ahead is not None else 0
             threads = flying or self._crews[number].level
-            found.append((number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
+            found.append(NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
         return found
 
     @property

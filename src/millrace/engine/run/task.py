@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,20 +38,11 @@ from millrace.sources.source import PositionSource, SequentialSource
 if TYPE_CHECKING:
     from millrace.engine.cache.cache_writer import CacheWriter
     from millrace.engine.cache.cached_items import ActivePoint
+    from millrace.engine.run.program import Run
 
 T = TypeVar("T")
 
 DEFAULT_BUFFER_BYTES = 256 << 20
-
-
-class Nested(Protocol):
-    """Running dataset that a user's function returned."""
-
-    def __iter__(self) -> Iterator[Chunk]: ...
-
-    def close(self) -> None:
-        """Stop it."""
-        ...
 
 
 class Budget:
@@ -87,7 +78,7 @@ class RunningTask:
         crews: Sequence[OperatorThreads],
         sources: Callable[[int], PositionSource | SequentialSource],
         reads: Callable[[int], ReadScheduler | None],
-        nested: Callable[[Graph, int], Nested],
+        nested: Callable[[Graph, int], Run],
         allocate: Allocate,
         leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
         owner: Hashable = None,

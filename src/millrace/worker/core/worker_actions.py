@@ -98,10 +98,14 @@ class HangUp(Action, frozen=True):
     peer: Peer
 
 
-class OpenPipeline(Action, frozen=True):
-    """Serve a job from now on, or take note of what more is known of it."""
+class PrepareJob(Action, frozen=True):
+    """Do what the dispatcher wants of a job that is open.
 
-    opened: msg.OpenJob
+    That is to serve it from now on (or to take note of what more is known of it), to list its sources, or to ask its
+    user's sharding function.
+    """
+
+    message: msg.OpenJob | msg.ListSources | msg.ChooseSharding
 
 
 class ClosePipeline(Action, frozen=True):
@@ -115,18 +119,6 @@ class EndLane(Action, frozen=True):
     """End a lane: nothing will run on it any more."""
 
     lane: int
-
-
-class StartListing(Action, frozen=True):
-    """List the sources of a job that is open."""
-
-    job: str
-
-
-class StartSharding(Action, frozen=True):
-    """Ask the user's sharding function of a job that is open."""
-
-    message: msg.ChooseSharding
 
 
 class Rest(Action, frozen=True):

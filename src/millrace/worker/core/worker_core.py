@@ -133,10 +133,8 @@ class WorkerCore:
                 self._open(message)
             case msg.CloseJob(job=job):
                 self._close(job)
-            case msg.ListSources(job=job) if job in self.jobs:
-                self.control.actions.append(act.StartListing(job))
-            case msg.ChooseSharding(job=job) if job in self.jobs:
-                self.control.actions.append(act.StartSharding(message))
+            case msg.ListSources(job=job) | msg.ChooseSharding(job=job) if job in self.jobs:
+                self.control.actions.append(act.PrepareJob(message))
             case msg.WorkerWelcome():
                 self._welcome(message)
 
@@ -184,7 +182,7 @@ class WorkerCore:
         if known is not None and not _same(known, message):
             self._close(message.job)  # another job has got the name
         self.jobs[message.job] = message
-        self.control.actions.append(act.OpenPipeline(message))
+        self.control.actions.append(act.PrepareJob(message))
 
     def _close(self, name: str) -> None:
         if self.jobs.pop(name, None) is None:

@@ -222,7 +222,7 @@ def test_tasks_of_one_program_run_on_several_threads(runs, on_threads):
         each.join(timeout=60)
     made.close()
     assert [n for index in sorted(found) for n in found[index]] == runs.epoch(dataset, tasks=24)
-    counted = {label: elements for _, label, elements, *_ in made.measures()}
+    counted = {each.label: each.elements for each in made.measures()}
     assert counted["range()"] == 500
     assert next(elements for label, elements in counted.items() if label.startswith("filter")) == 800
 

@@ -125,4 +125,4 @@ def test_it_is_named_and_a_users_own_is_done_over_the_whole_epoch():
         with iter(dataset) as read:
             assert read.rewrites() == said
             assert [len(batch) for batch in read] == [2, 2, 2, 2, 1]
-            assert [row[2] for row in read.measures()][:3] == [9, 5, 5][: len(read.measures())]
+            assert [row.elements for row in read.measures()][:3] == [9, 5, 5][: len(read.measures())]
