@@ -11,8 +11,8 @@ from millrace.planning.split_table import SplitTable
 from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, SourceType, ignore_progress
 
 _MODULES: dict[type[Node], str] = {
-    nodes.Range: "millrace.sources.ranges",
-    nodes.FromList: "millrace.sources.lists",
+    nodes.Range: "millrace.sources.sequences",
+    nodes.FromList: "millrace.sources.sequences",
     nodes.FromArrays: "millrace.sources.arrays",
     nodes.FromMapStyle: "millrace.sources.mapstyle",
     nodes.FromFiles: "millrace.sources.files",

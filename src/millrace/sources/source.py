@@ -50,12 +50,9 @@ class SourceType(Protocol):
     """Module of this package, one per format, listed in :mod:`millrace.sources`."""
 
     def list_source(self, node: Any, seen: ListingProgress) -> SplitTable:
-        """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
-
-        ``seen`` is told of each file once, when it was looked at; that may be on several threads.
-        """
+        """List a source as :func:`millrace.sources.list_source` does; tell ``seen`` of each file that was looked at."""
         ...
 
     def open_source(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
-        """Make the reader of the source that ``table`` describes."""
+        """Make the reader of the source that ``table`` describes; it opens no file yet."""
         ...
