@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import millrace as mr
-from millrace.observe import status
+from millrace.display import status
 
 pytestmark = pytest.mark.timeout(60)
 HERE = "test_bad_input_functions.py"

@@ -142,7 +142,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     _, most = options.workers
 
     from millrace.dispatcher.server import Dispatcher
-    from millrace.observe.cost import read_prices
+    from millrace.display.cost import read_prices
     from millrace.sources.storage import absolute
     from millrace.wire.address import format_address
 

@@ -66,7 +66,7 @@ def _add_service(command: argparse.ArgumentParser) -> None:
 
 def _status(options: argparse.Namespace) -> int:
     from millrace.client.status_query import check, fetch_status, watch_status
-    from millrace.observe import status
+    from millrace.display import status
 
     if options.check:
         waits = check(options.service, token_of(options), options.timeout)
@@ -85,7 +85,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _cost(options: argparse.Namespace) -> int:
     from millrace.client.status_query import fetch_status
-    from millrace.observe import cost, status
+    from millrace.display import cost, status
 
     table = cost.read_prices(options.prices) if options.prices else None
     found = fetch_status(options.service, token_of(options))
@@ -100,7 +100,7 @@ def _cost(options: argparse.Namespace) -> int:
 
 def _cache(options: argparse.Namespace) -> int:
     from millrace.client.status_query import fetch_status, remove_blocks
-    from millrace.observe import cache, status
+    from millrace.display import cache, status
     from millrace.policies import figures
 
     found = fetch_status(options.service, token_of(options))

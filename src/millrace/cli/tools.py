@@ -107,7 +107,7 @@ def _simulate_faults(options: argparse.Namespace) -> int:
 def _bench_link(options: argparse.Namespace) -> int:
     import msgspec
 
-    from millrace.observe import link
+    from millrace.display import link
     from millrace.wire.address import parse_address
     from millrace.wire.data.link_benchmark import measure_link, serve_link
 

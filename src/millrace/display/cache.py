@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from millrace.display.status import Row, print_columns
 from millrace.errors import PipelineError
-from millrace.observe.status import Row, print_columns
 from millrace.policies.figures import data_size, percent
 
 POINTS: Row = ("point", "writer", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")

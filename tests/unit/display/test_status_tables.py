@@ -5,7 +5,7 @@ from typing import Any
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import State
 from millrace.dispatcher.status_report import status
-from millrace.observe.status import as_json, columns, finished_rows, job_rows, operator_rows, show, watch, worker_rows
+from millrace.display.status import as_json, columns, finished_rows, job_rows, operator_rows, show, watch, worker_rows
 
 BUSY: dict[str, Any] = {
     "version": "1",

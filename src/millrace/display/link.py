@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import IO
 
-from millrace.observe.status import columns
+from millrace.display.status import columns
 from millrace.wire.data.link_benchmark import BATCH_BYTES, LinkFigure, LinkReport
 
 MEGA = 1e6

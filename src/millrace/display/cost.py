@@ -8,8 +8,8 @@ from typing import IO, Any
 
 import msgspec
 
+from millrace.display.status import Row, print_columns
 from millrace.errors import PipelineError
-from millrace.observe.status import Row, print_columns
 from millrace.policies.figures import number
 from millrace.policies.prices import PriceTable
 

@@ -1,6 +1,6 @@
 import io
 
-from millrace.observe import link
+from millrace.display import link
 from millrace.wire.data.link_benchmark import LinkFigure, LinkReport
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from millrace.display.cost import costs, read_prices, show
+from millrace.display.cost import dispatcher as dispatcher_cost
 from millrace.errors import PipelineError
-from millrace.observe.cost import costs, read_prices, show
-from millrace.observe.cost import dispatcher as dispatcher_cost
 
 STATUS: dict[str, Any] = {
     "jobs": [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millrace as mr
-from millrace.observe import cache
+from millrace.display import cache
 
 ONE, TWO = "ab12" * 8, "abcd" * 8
 
