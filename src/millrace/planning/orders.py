@@ -7,6 +7,7 @@ An order is either a permutation of all units or one of blocks of units, behind 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -109,11 +110,18 @@ class BlockOrder:
     def stretches(self, positions: Positions) -> Iterator[Positions]:
         """Units at these positions, an array for each block."""
         blocks = self._blocks(positions)
-        if len(blocks):
-            yield from np.split(positions + self._shifts[blocks], np.flatnonzero(np.diff(blocks)) + 1)
+        units = positions + self._shifts[blocks]
+        for start, stop in runs(blocks):
+            yield units[start:stop]
 
     def _blocks(self, positions: Positions) -> Positions:
         return np.searchsorted(self._ends, positions, side="right")
+
+
+def runs(labels: Positions) -> Iterator[tuple[int, int]]:
+    """Find each run of equal labels as (start, stop)."""
+    if len(labels):
+        yield from pairwise([0, *(np.flatnonzero(labels[1:] != labels[:-1]) + 1).tolist(), len(labels)])
 
 
 def _block_hashes(count: int, key: int) -> npt.NDArray[np.uint64]:

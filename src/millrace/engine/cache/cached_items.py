@@ -23,7 +23,7 @@ from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.graph import nodes as g
 from millrace.planning.element_origins import element_origins
-from millrace.planning.orders import EpochOrders
+from millrace.planning.orders import EpochOrders, runs
 from millrace.planning.unit_ids import identities, item_keys, joined
 from millrace.planning.units import Cardinality, UnitMap
 
@@ -260,7 +260,7 @@ class Items:
 
         for chunk in self._context.in_order(read, wanted(), self._context.AUTOTUNE):
             there = [elements is not None for elements in chunk.elements]
-            for start, stop in [(0, len(chunk))] if all(there) else index_streams.runs(np.array(there)):
+            for start, stop in [(0, len(chunk))] if all(there) else runs(np.array(there)):
                 part = chunk.slice(start, stop)
                 if not there[start]:
                     yield from self._made(iter([np.asarray(part.positions, np.int64)]))
@@ -287,7 +287,7 @@ class Items:
                 self._look_for_skipped(self._kept)
                 added: Added = []
                 named = np.asarray(chunk.positions, np.int64)
-                for start, stop in index_streams.runs(named):
+                for start, stop in runs(named):
                     item = int(named[start])
                     while now != item:
                         now, key = next(keyed)
@@ -311,7 +311,7 @@ class Items:
         for chunk in chunks:
             positions = np.empty(len(chunk), np.int64)
             named = np.asarray(chunk.positions, np.int64)
-            for start, stop in index_streams.runs(named):
+            for start, stop in runs(named):
                 item = int(named[start])
                 count = count if item == last else 0
                 first = first_made(self._key, item) + count

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin
+from millrace.planning.orders import runs
 from millrace.planning.units import INFINITE
 
 Array = npt.NDArray[np.int64]
@@ -35,14 +36,6 @@ def blocks(start: int, stop: int) -> Feed:
 def ascends(array: Array) -> bool:
     """Whether no unit is smaller than the one before it."""
     return len(array) < 2 or bool((array[1:] >= array[:-1]).all())
-
-
-def runs(labels: Array) -> Iterator[tuple[int, int]]:
-    """Find each stretch of equal labels as (start, stop)."""
-    if not len(labels):
-        return
-    edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
-    yield from pairwise([0, *edges.tolist(), len(labels)])
 
 
 def compact(array: Array) -> range | Array:

@@ -13,6 +13,7 @@ from millrace.engine.metrics import close
 from millrace.engine.run import index_streams
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.errors import ElementError, ElementTooLargeError, SourceCorruptError
+from millrace.planning.orders import runs
 from millrace.planning.split_table import Split, SplitTable
 from millrace.sources.source import PositionSource, SequentialSource
 
@@ -89,7 +90,7 @@ def read_splits(
     try:
         for units in feed:
             splits = np.searchsorted(starts, units, side="right") - 1
-            for first, last in index_streams.runs(splits):
+            for first, last in runs(splits):
                 split = int(splits[first])
                 offsets = units[first:last] - starts[split]
                 place = origin._replace(split=split)
