@@ -46,7 +46,7 @@ CHEAP_TRAINING = 10.0
 """The same where accelerators are cheap."""
 
 
-class Played(msgspec.Struct, frozen=True):
+class FullClusterRun(msgspec.Struct, frozen=True):
     """Seconds that the elements after a change took, and seconds of workers in them."""
 
     seconds: float
@@ -65,7 +65,7 @@ def settled(job: Workload, rng: random.Random) -> int:
     return scale.workers
 
 
-def after(job: Workload, first: int, elements: int, rng: random.Random) -> Played:
+def after(job: Workload, first: int, elements: int, rng: random.Random) -> FullClusterRun:
     """The next elements of a job that begins with ``first`` workers."""
     scale: Scale = autoscale.begin(first, LIMITS).value
     seconds = worker_seconds = 0.0
@@ -78,10 +78,10 @@ def after(job: Workload, first: int, elements: int, rng: random.Random) -> Playe
         seconds += count * batch_s
         worker_seconds += count * batch_s * workers
         scale = autoscale.step(scale, job.look(workers, rng), LIMITS).value
-    return Played(seconds, worker_seconds)
+    return FullClusterRun(seconds, worker_seconds)
 
 
-def compare(seed: int, factors: tuple[float, float], elements: int) -> tuple[Played, Played]:
+def compare(seed: int, factors: tuple[float, float], elements: int) -> tuple[FullClusterRun, FullClusterRun]:
     """One job: from the number that it has on, and from one worker on."""
     rng = random.Random(seed)
     job = workload(rng)

@@ -60,19 +60,21 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _simulate_autoscale(options: argparse.Namespace) -> int:
     from millrace.policies.scaling import scaling_policies
-    from millrace.simulation import cramped, scaling
+    from millrace.simulation import full_cluster, scaling
 
     if options.policy and options.policy not in scaling.POLICIES:
         print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling.POLICIES)}", file=sys.stderr)
         return 2
     kinds = [kind for kind in scaling_policies.KINDS if options.policy in {"", kind}]
-    reports: dict[str, scaling.Report] = {kind: scaling.run(range(options.seeds), kind) for kind in kinds}
-    full: dict[str, cramped.Report] = {kind: cramped.run(range(options.seeds), kind) for kind in kinds}
+    reports: dict[str, scaling.ScalingReport] = {kind: scaling.run(range(options.seeds), kind) for kind in kinds}
+    full: dict[str, full_cluster.FullClusterReport] = {
+        kind: full_cluster.run(range(options.seeds), kind) for kind in kinds
+    }
     if options.json:
-        print(cramped.as_json(reports, full))
+        print(full_cluster.as_json(reports, full))
     else:
         scaling.show(reports)
-        cramped.show(full)
+        full_cluster.show(full)
     return 0
 
 

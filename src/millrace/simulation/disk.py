@@ -1,4 +1,4 @@
-"""What outlives the dispatcher: a modelled disk with its journal and blobs."""
+"""Disk of the dispatcher, with its journal and blobs, which outlives it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Disk:
         return True
 
     def keep_blobs(self, needed: set[str]) -> None:
-        """Removes the others, but from copies that were made before."""
+        """Remove the others, but from copies that were made before."""
         self._removed.update(self.blobs)
         self.blobs = {digest: data for digest, data in self.blobs.items() if digest in needed}
 
     def older(self, groups: int) -> Disk:
-        """A copy from before the last groups of events, or fewer where not so many are kept."""
+        """Return a copy from before the last groups of events, or fewer where not so many are kept."""
         copy = Disk(self._every)
         kept = len(self._groups) - min(groups, len(self._groups) - 1)
         copy._groups, copy.blobs = self._groups[:kept], {**self._removed, **self.blobs}
@@ -75,7 +75,7 @@ class Disk:
         return copy
 
     def read(self) -> JournalContents:
-        """All of it, as a journal would give it."""
+        """Return all of it, as a journal would give it."""
         base, snapshot = self._snapshots[-1] if self._snapshots else (0, None)
         events = [_DECODER.decode(body) for first, body, _ in self._groups if first > base]
         return JournalContents(snapshot, events, base, self.last, self.at)

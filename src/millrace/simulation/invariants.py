@@ -1,4 +1,4 @@
-"""What must hold at any moment, whatever fails."""
+"""Invariants, which hold at any moment, whatever fails."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from millrace.control.journal.worker_events import WorkerAssigned, WorkerLost
 from millrace.control.membership.late_joins import named
 from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
-from millrace.simulation.books import EpochBook, JobBook
-from millrace.simulation.cache_checks import CacheChecks
-from millrace.simulation.cluster_checks import ClusterChecks
-from millrace.simulation.failing import check_before
+from millrace.simulation.cache_invariants import CacheInvariants
+from millrace.simulation.drawn_failures import check_before
+from millrace.simulation.job_history import EpochHistory, JobHistory
 from millrace.simulation.pipelines import Output, bare, values_of
-from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, in_force
+from millrace.simulation.pool_invariants import PoolInvariants
+from millrace.simulation.state_invariants import check_bounds, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
-    from millrace.simulation.simulated_consumer import Consumer
-    from millrace.simulation.simulated_dispatcher import Dispatcher
-    from millrace.simulation.simulated_worker import Worker
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_consumer import SimulatedConsumer
+    from millrace.simulation.simulated_dispatcher import SimulatedDispatcher
+    from millrace.simulation.simulated_worker import SimulatedWorker
 
 
 PATIENCE_S = 120.0
@@ -42,101 +42,103 @@ BEFORE = "somebody before"
 ANEW = "begun anew from saved states"
 
 
-class Checks:
+class Invariants:
     """Hears of everything, and raises :class:`Violation`.
 
     Args:
-        town: finds processes and pipelines.
+        cluster: finds processes and pipelines.
 
     Attributes:
         events: how many events became durable.
         kinds: how often each kind of event was decided.
     """
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.events = 0
         self.elements = 0
         self.kinds: Counter[str] = Counter()
-        self._town = town
-        self._books: dict[tuple[str, int], JobBook] = {}
+        self._cluster = cluster
+        self._histories: dict[tuple[str, int], JobHistory] = {}
         self._seeds: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
         self._there: dict[str, bool] = {}
         self._given_up: set[str] = set()
         self._saved: dict[str, tuple[int, set[int]]] = {}
-        self.caches = CacheChecks(town)
-        self.cluster = ClusterChecks(town)
+        self.caches = CacheInvariants(cluster)
+        self.pool = PoolInvariants(cluster)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
-    def _book(self, consumer: Consumer) -> JobBook:
+    def _history(self, consumer: SimulatedConsumer) -> JobHistory:
         assert consumer.joined is not None
         key = consumer.spec.name, consumer.joined.seed
-        if key not in self._books:
+        if key not in self._histories:
             raise Violation(f"{consumer.name} was let into job {key[0]} before that was durable")
-        return self._books[key]
+        return self._histories[key]
 
-    def began(self, consumer: Consumer, epoch: int, reused: int) -> None:
-        """A consumer reads an epoch, below a cache point as the first one was."""
-        book = self._book(consumer).epoch(epoch)
-        if book.reused not in {None, reused} and not self._town.witnesses.refused:  # else it was decided once more
-            raise Violation(f"epoch {epoch} of {consumer.name} is as the first one below {reused} and {book.reused}")
-        book.begun, book.reused = True, reused
+    def began(self, consumer: SimulatedConsumer, epoch: int, reused: int) -> None:
+        """Note that a consumer reads an epoch, which is as the first one below a cache point."""
+        history = self._history(consumer).epoch(epoch)
+        if (
+            history.reused not in {None, reused} and not self._cluster.older_journal.refused
+        ):  # else it was decided once more
+            raise Violation(f"epoch {epoch} of {consumer.name} is as the first one below {reused} and {history.reused}")
+        history.begun, history.reused = True, reused
 
-    def received(self, consumer: Consumer, epoch: int, outputs: Sequence[Output]) -> None:
-        """It has outputs that it had not before."""
-        self._book(consumer).epoch(epoch).received.update(bare(element) for output in outputs for element in output)
+    def received(self, consumer: SimulatedConsumer, epoch: int, outputs: Sequence[Output]) -> None:
+        """Note outputs that the consumer had not before."""
+        self._history(consumer).epoch(epoch).received.update(bare(element) for output in outputs for element in output)
 
-    def yielded(self, consumer: Consumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
+    def yielded(self, consumer: SimulatedConsumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
         """Its user has outputs of a task."""
-        job = self._book(consumer)
-        book = job.epoch(epoch)
+        job = self._history(consumer)
+        history = job.epoch(epoch)
         if consumer.client in self._given_up:
             # It does not know yet, and what it does is void; unless the dispatcher dies before that is durable.
-            book.void.update((bare(element), consumer.client) for output in outputs for element in output)
+            history.void.update((bare(element), consumer.client) for output in outputs for element in output)
             return
-        before = book.at.get(consumer.client, -1)
+        before = history.at.get(consumer.client, -1)
         if job.spec.deterministic and task < before:
             raise Violation(f"task {task} of epoch {epoch} of job {job.spec.name} was read after task {before}")
-        book.at[consumer.client] = task
-        pipeline = self._town.pipelines[job.spec.structure]
-        values = pipeline.epoch_of_values(epoch, -1 if book.reused is None else book.reused)
+        history.at[consumer.client] = task
+        pipeline = self._cluster.pipelines[job.spec.structure]
+        values = pipeline.epoch_of_values(epoch, -1 if history.reused is None else history.reused)
         for output in outputs:
             self.elements += len(output)
             for given in output:
                 element = bare(given)
-                if values_of(given) != values and not self._town.witnesses.refused:
+                if values_of(given) != values and not self._cluster.older_journal.refused:
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
                     raise Violation(f"{where} has the random values of epoch {values_of(given)}, not of {values}")
-                first = book.yielded.get(element)
+                first = history.yielded.get(element)
                 if first is not None and first not in self._given_up and job.spec.sharding != "off":
-                    if self._town.witnesses.came_again(first):
+                    if self._cluster.older_journal.came_again(first):
                         continue
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
                     raise Violation(f"{where} came to {first} and to {consumer.client}")
-                book.yielded[element] = consumer.client
+                history.yielded[element] = consumer.client
 
-    def interrupted(self, consumer: Consumer, epoch: int) -> bool:
+    def interrupted(self, consumer: SimulatedConsumer, epoch: int) -> bool:
         """Somebody stopped before the epoch's end, or came in the place of another, whose state nobody has."""
-        return self._book(consumer).epoch(epoch).interrupted
+        return self._history(consumer).epoch(epoch).interrupted
 
-    def saved(self, consumer: Consumer, epoch: int) -> None:
+    def saved(self, consumer: SimulatedConsumer, epoch: int) -> None:
         """All ranks of the consumer's job have saved their states."""
-        self._saved[consumer.spec.name] = epoch, set(self._book(consumer).epoch(epoch).yielded)
+        self._saved[consumer.spec.name] = epoch, set(self._history(consumer).epoch(epoch).yielded)
 
-    def ended(self, consumer: Consumer, epoch: int, steps: int) -> None:
-        """It has read the epoch to its end, in so many steps."""
-        book = self._book(consumer).epoch(epoch)
-        if consumer.consumer in book.dealt.values():  # else it came when others had its part
-            book.steps[consumer.client] = steps
-        pipeline = self._town.pipelines[consumer.spec.structure]
+    def ended(self, consumer: SimulatedConsumer, epoch: int, steps: int) -> None:
+        """Note that the consumer has read the epoch to its end, in so many steps."""
+        history = self._history(consumer).epoch(epoch)
+        if consumer.consumer in history.dealt.values():  # else it came when others had its part
+            history.steps[consumer.client] = steps
+        pipeline = self._cluster.pipelines[consumer.spec.structure]
         if pipeline.plan.length is None and pipeline.fruitful != frozenset():
             raise Violation(f"epoch {epoch} of {consumer.name} has no end, and was read to its end")
 
-    def told(self, consumer: Consumer, epoch: int, text: str) -> None:
+    def told(self, consumer: SimulatedConsumer, epoch: int, text: str) -> None:
         """Its user has come to the end of an epoch, and is told what of it is not read ("": all is)."""
-        dispatcher, session = self._town.dispatcher, consumer.session
+        dispatcher, session = self._cluster.dispatcher, consumer.session
         job = None if dispatcher is None else dispatcher.state.jobs.get(consumer.spec.name)
         if dispatcher is None or job is None or session is None or not (session.live and session.open_at(dispatcher)):
             return
@@ -146,71 +148,73 @@ class Checks:
         if place is None or place.client != consumer.client or place.lost_at is not None:
             return
         expected = told_of(dispatcher.state, dispatcher.observed, job, epoch, dispatcher.now())
-        if expected and not (text or self._town.witnesses.refused):
+        if expected and not (text or self._cluster.older_journal.refused):
             raise Violation(f"{consumer.name} ends epoch {epoch}, and is not told: {expected}")
 
-    def abandoned(self, consumer: Consumer, epoch: int) -> None:
-        """It will not read the epoch to its end, and may not have said what it had of those before."""
+    def abandoned(self, consumer: SimulatedConsumer, epoch: int) -> None:
+        """Note that the consumer won't read the epoch to its end, and may not have said what it had before."""
         if consumer.joined is not None:
-            job = self._book(consumer)
+            job = self._history(consumer)
             job.epoch(epoch)
             job.interrupt(epoch)
 
-    def failed(self, consumer: Consumer, failure: msg.Failure) -> None:
+    def failed(self, consumer: SimulatedConsumer, failure: msg.Failure) -> None:
         """Its user gets an error."""
-        if self._town.failing.job == consumer.spec.name and failure.kind == "ElementError":
+        if self._cluster.failing.job == consumer.spec.name and failure.kind == "ElementError":
             self._check_before(consumer, failure)
             return
         if failure.kind == "ElementTooLargeError":
             return  # it was looked at as that was decided
-        if consumer.joined is not None and self._book(consumer).broken:
+        if consumer.joined is not None and self._history(consumer).broken:
             return  # others were told why, and began anew
-        if consumer.client not in self._given_up and not self._town.witnesses.refused:
+        if consumer.client not in self._given_up and not self._cluster.older_journal.refused:
             raise Violation(f"{consumer.name} failed, and was never away for long: {failure}")
 
-    def _check_before(self, consumer: Consumer, failure: msg.Failure) -> None:
-        """What comes before a failure of a consumer's own task has come."""
+    def _check_before(self, consumer: SimulatedConsumer, failure: msg.Failure) -> None:
+        """Check that what comes before a failure of a consumer's own task has come."""
         spec, epoch = consumer.spec, consumer.reading
         if consumer.joined is None or epoch < 0 or consumer.client in self._given_up:
             return
-        job = self._book(consumer)
-        book = job.epoch(epoch)
+        job = self._history(consumer)
+        history = job.epoch(epoch)
         owner = job.epoch(int(failure.where.split()[0])).dealt.get(int(failure.where.split()[1]))
-        pipeline = self._town.pipelines[spec.structure]
+        pipeline = self._cluster.pipelines[spec.structure]
         held_back = spec.equal_steps and not pipeline.plan_for(spec).equal  # what others have no more of is not used
-        exact = spec.visitation == "exactly_once" and not (held_back or book.resumed or job.skipped)
+        exact = spec.visitation == "exactly_once" and not (held_back or history.resumed or job.skipped)
         if exact and owner == consumer.consumer:
-            check_before(failure, pipeline, spec, consumer.consumer, epoch, book.yielded.keys() | book.void.keys())
+            check_before(
+                failure, pipeline, spec, consumer.consumer, epoch, history.yielded.keys() | history.void.keys()
+            )
 
-    def too_late(self, consumer: Consumer) -> None:
-        """It is refused, as its job is over."""
+    def too_late(self, consumer: SimulatedConsumer) -> None:
+        """Check that the job of a consumer which is refused for that is over."""
         if self._there[consumer.client]:
             raise Violation(f"{consumer.name} is refused as too late, and its job is there")
 
     def heard(self, peer: str) -> None:
-        """The dispatcher has heard of a worker or a client."""
-        self._heard[peer] = self._town.world.now
+        """Note that the dispatcher has heard of a worker or a client."""
+        self._heard[peer] = self._cluster.network.now
 
     def _given_up_in_time(self, peer: str, grace: float) -> None:
-        away = self._town.world.now - self._heard[peer]
+        away = self._cluster.network.now - self._heard[peer]
         if away < grace:
             raise Violation(f"{peer} was given up {away:.1f} s after its last word, and has {grace:g} s")
 
     # -- what is durable -----------------------------------------------------------------------------------------------
 
     def durable(self, events: Iterable[Event]) -> None:
-        """These are on the disk."""
+        """Note events that are on the disk."""
         for event in events:
             self.events += 1
             if isinstance(event, JobCreated):
-                if any(name == event.spec.name for name, _ in self._books):
-                    self._town.job_again(event.spec.name)
+                if any(name == event.spec.name for name, _ in self._histories):
+                    self._cluster.job_again(event.spec.name)
                 self._seeds[event.spec.name] = event.seed
-                self._books[event.spec.name, event.seed] = JobBook(event.spec)
+                self._histories[event.spec.name, event.seed] = JobHistory(event.spec)
                 continue
             name = getattr(event, "job", "")
             if name in self._seeds:
-                job = self._books[name, self._seeds[name]]
+                job = self._histories[name, self._seeds[name]]
                 if isinstance(event, TaskLeased):
                     self._leased(job, event)
                 elif isinstance(event, StatesLoaded):
@@ -219,20 +223,20 @@ class Checks:
                     self._enter(job, event)
                     self._enter_readers(job, event)
 
-    def _goes_on(self, job: JobBook) -> None:
-        """It goes on from saved states, which say what was read before."""
+    def _goes_on(self, job: JobHistory) -> None:
+        """Note that the job goes on from saved states, which say what was read before."""
         epoch, read = self._saved[job.spec.name]
-        book = job.epoch(epoch)
-        book.yielded.update(dict.fromkeys(read, BEFORE))
-        book.resumed = True
+        history = job.epoch(epoch)
+        history.yielded.update(dict.fromkeys(read, BEFORE))
+        history.resumed = True
 
-    def _leased(self, job: JobBook, event: TaskLeased) -> None:
-        book = job.epoch(event.epoch)
+    def _leased(self, job: JobHistory, event: TaskLeased) -> None:
+        history = job.epoch(event.epoch)
         if event.fresh:
-            book.dealt[event.task] = event.consumer
-        book.leased.add(event.task)
+            history.dealt[event.task] = event.consumer
+        history.leased.add(event.task)
 
-    def _enter(self, job: JobBook, event: Event) -> None:
+    def _enter(self, job: JobHistory, event: Event) -> None:
         match event:
             case (
                 TailDealt(epoch=epoch, task=task, consumer=consumer)
@@ -250,7 +254,7 @@ class Checks:
             case JobBroke():
                 job.broken = True
 
-    def _enter_readers(self, job: JobBook, event: Event) -> None:
+    def _enter_readers(self, job: JobHistory, event: Event) -> None:
         match event:
             case EpochBegan(consumer=consumer, epoch=epoch):
                 job.reads[consumer] = epoch
@@ -261,40 +265,40 @@ class Checks:
                 job.joined[consumer] = client
             case ConsumerLeft(reason=reason, consumer=consumer):
                 job.gone.add(consumer)
-                for book in job.epochs.values():
-                    book.interrupted |= reason != "left"
+                for history in job.epochs.values():
+                    history.interrupted |= reason != "left"
             case JobKept(at=at):
                 job.kept_at = at
             case JobRemoved(job=name):
                 del self._seeds[name]
                 self._removed(job, event)
 
-    def _dropped(self, job: JobBook, number: int, task: int) -> None:
+    def _dropped(self, job: JobHistory, number: int, task: int) -> None:
         """Nobody reads a task to its end: by a reader's own choice, as it reads on, or it was said."""
-        book = job.epoch(number)
-        book.dropped.add(task)
-        owner = book.dealt.get(task, -1)
+        history = job.epoch(number)
+        history.dropped.add(task)
+        owner = history.dealt.get(task, -1)
         by_choice = job.reads.get(owner, -1) > number or job.spec.visitation != "exactly_once"
         by_choice |= (
-            self._town.witnesses.refused or job.spec.equal_steps
+            self._cluster.older_journal.refused or job.spec.equal_steps
         )  # what one has more than others is left out, and counted as that
-        if not (by_choice or owner in book.said):
+        if not (by_choice or owner in history.said):
             raise Violation(
                 f"task {task} of epoch {number} of job {job.spec.name} was {owner}'s, and dropped in silence"
             )
 
-    def _removed(self, job: JobBook, event: JobRemoved) -> None:
-        """What everybody stopped reading is over as well."""
+    def _removed(self, job: JobHistory, event: JobRemoved) -> None:
+        """Check what everybody stopped reading, as it is over as well."""
         if ANEW in event.reason:
-            return  # what was read of it says the book of the job that goes on
+            return  # what was read of it says the history of the job that goes on
         self._check_kept(job, event)
-        for epoch in [number for number, book in job.epochs.items() if not book.interrupted]:
+        for epoch in [number for number, history in job.epochs.items() if not history.interrupted]:
             self._complete(job, epoch)
 
-    def _check_kept(self, job: JobBook, event: JobRemoved) -> None:
-        """A job that was read is kept for those who never came its grace, and its end says who they are."""
+    def _check_kept(self, job: JobHistory, event: JobRemoved) -> None:
+        """Check that a job was kept its grace for those who never came, and that its end says who they are."""
         job.never = sorted(set(range(job.spec.num_consumers or 0)) - job.joined.keys() - job.gone)
-        if not job.never or job.broken or not any(book.begun for book in job.epochs.values()):
+        if not job.never or job.broken or not any(history.begun for history in job.epochs.values()):
             return
         where = f"job {job.spec.name} was removed though consumers {job.never} had never come"
         if event.absent != len(job.never):
@@ -302,72 +306,72 @@ class Checks:
         if "started again" in event.reason:
             return  # by one that had left, which was told
         kept = event.at - job.kept_at
-        if named(job.never) not in event.reason or kept < self._town.settings.job_gc_timeout_s:
+        if named(job.never) not in event.reason or kept < self._cluster.settings.job_gc_timeout_s:
             raise Violation(f"{where}, and was kept for {kept:.1f} s: {event.reason}")
 
-    def _complete(self, job: JobBook, number: int) -> None:
+    def _complete(self, job: JobHistory, number: int) -> None:
         """All that an epoch should have given was given."""
-        book = job.epochs.pop(number, None)
-        plan = self._town.pipelines[job.spec.structure].plan_for(job.spec)
-        if book is None or not book.begun or job.broken or job.spec.sharding == "off":
+        history = job.epochs.pop(number, None)
+        plan = self._cluster.pipelines[job.spec.structure].plan_for(job.spec)
+        if history is None or not history.begun or job.broken or job.spec.sharding == "off":
             return
-        if self._town.witnesses.refused:
+        if self._cluster.older_journal.refused:
             return  # what was read since the journal's end comes again, as was said
         where = f"epoch {number} of job {job.spec.name}"
-        if job.spec.equal_steps and not book.interrupted and not job.skipped and len({*book.steps.values()}) > 1:
-            raise Violation(f"{where} had unequal steps: {book.steps}")
+        if job.spec.equal_steps and not history.interrupted and not job.skipped and len({*history.steps.values()}) > 1:
+            raise Violation(f"{where} had unequal steps: {history.steps}")
         if plan.length is None or (job.spec.equal_steps and not plan.equal):
             return  # without end, or with what some ranks have more than others left out
         loose = job.spec.visitation != "exactly_once"
-        if book.dropped and not (book.interrupted or loose):
-            raise Violation(f"tasks {sorted(book.dropped)} of {where} were dropped, though all read to the end")
-        if book.resumed:
-            self._complete_resumed(job, book, where)
+        if history.dropped and not (history.interrupted or loose):
+            raise Violation(f"tasks {sorted(history.dropped)} of {where} were dropped, though all read to the end")
+        if history.resumed:
+            self._complete_resumed(job, history, where)
             return
-        came = book.yielded.keys() | {each for each, client in book.void.items() if client not in self._given_up}
+        came = history.yielded.keys() | {each for each, client in history.void.items() if client not in self._given_up}
         lost = set()
         for index in range(plan.length):
             task = plan.task(index)
-            absent = set(self._town.pipelines[job.spec.structure].born_in(task)) - came - job.skipped
-            if book.interrupted:
-                absent -= book.received  # and were lost with whoever had them
-            if absent and not self._excused(job, book, plan, index, loose=loose):
+            absent = set(self._cluster.pipelines[job.spec.structure].born_in(task)) - came - job.skipped
+            if history.interrupted:
+                absent -= history.received  # and were lost with whoever had them
+            if absent and not self._excused(job, history, plan, index, loose=loose):
                 lost |= absent
         if lost:
             raise Violation(f"elements {sorted(lost)} of {where} never came")
 
-    def _complete_resumed(self, job: JobBook, book: EpochBook, where: str) -> None:
-        """Of what was left all came that could be divided."""
-        pipeline = self._town.pipelines[job.spec.structure]
+    def _complete_resumed(self, job: JobHistory, history: EpochHistory, where: str) -> None:
+        """Check that of what was left all came that could be divided."""
+        pipeline = self._cluster.pipelines[job.spec.structure]
         everything = {
             each for index in range(pipeline.plan.length or 0) for each in pipeline.born_in(pipeline.plan.task(index))
         }
-        left = everything - book.yielded.keys() - job.skipped
-        if not book.interrupted and not job.skipped and len(left) >= (job.spec.num_consumers or 1):
+        left = everything - history.yielded.keys() - job.skipped
+        if not history.interrupted and not job.skipped and len(left) >= (job.spec.num_consumers or 1):
             raise Violation(f"elements {sorted(left)} of {where} were left out, though they could be divided")
 
     @staticmethod
-    def _excused(job: JobBook, book: EpochBook, plan: Any, index: int, *, loose: bool) -> bool:
-        """The task, or a tail that takes what it left, was dropped or never dealt because somebody stopped reading."""
+    def _excused(job: JobHistory, history: EpochHistory, plan: Any, index: int, *, loose: bool) -> bool:
+        """Return whether a task, or a tail above it, was dropped or never dealt as somebody stopped reading."""
         while index >= 0:
-            if index in book.dropped and (book.interrupted or loose):
+            if index in history.dropped and (history.interrupted or loose):
                 return True
-            if book.dealt.get(index) in job.never:
+            if history.dealt.get(index) in job.never:
                 return True
             in_turn = job.spec.deterministic or job.spec.equal_steps
             turn = index % (job.spec.num_consumers or 1) if in_turn else -1
-            if index not in book.dealt and (book.interrupted or turn in job.never or turn in job.gone):
+            if index not in history.dealt and (history.interrupted or turn in job.never or turn in job.gone):
                 return True
             index = plan.task(index).parent
         return False
 
     # -- the dispatcher's state ----------------------------------------------------------------------------------------
 
-    def decided(self, dispatcher: Dispatcher, item: inp.Input, events: Sequence[Event]) -> None:
-        """The state has just been brought up to date."""
+    def decided(self, dispatcher: SimulatedDispatcher, item: inp.Input, events: Sequence[Event]) -> None:
+        """Check a state that has just been brought up to date."""
         state = dispatcher.state
         self.caches.decided(dispatcher, events)
-        self.cluster.decided(dispatcher, events)
+        self.pool.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
             if isinstance(event, ConsumerJoined):
@@ -379,14 +383,14 @@ class Checks:
             elif isinstance(event, ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
-                settings, broken = self._town.settings, self._broke(dispatcher, event.job)
+                settings, broken = self._cluster.settings, self._broke(dispatcher, event.job)
                 self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
             elif (
                 isinstance(event, WorkerLost)
                 and "leaving" not in event.reason
-                and self._town.workers[f"{event.worker}:1"].alive
+                and self._cluster.workers[f"{event.worker}:1"].alive
             ):
-                self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
+                self._given_up_in_time(event.worker, self._cluster.settings.heartbeat_s)
             elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].pinned_job:
                 check_quota(state, event.job)  # local workers are their job's own
         if isinstance(item, inp.JoinRequested):
@@ -394,10 +398,10 @@ class Checks:
         if isinstance(item, inp.Tick):
             check_leases(state)
             self.caches.ticked(dispatcher)
-            self.cluster.ticked(dispatcher)
+            self.pool.ticked(dispatcher)
             check_bounds(state, dispatcher)
             self._check_waiting(dispatcher)
-            for worker in self._town.workers.values():
+            for worker in self._cluster.workers.values():
                 self._check_held(dispatcher, worker)
 
     def _came(self, event: ConsumerJoined) -> None:
@@ -408,9 +412,9 @@ class Checks:
         if before != event.client:
             self._given_up.add(before)  # another process has its place
 
-    def _check_waiting(self, dispatcher: Dispatcher) -> None:
+    def _check_waiting(self, dispatcher: SimulatedDispatcher) -> None:
         """No job waits for ever for a worker."""
-        division, now = dispatcher.observed.division, self._town.world.now
+        division, now = dispatcher.observed.division, self._cluster.network.now
         if division is None:
             return
         for name, since in division.waiting.items():
@@ -418,16 +422,16 @@ class Checks:
             if now - since > patience_s:
                 raise Violation(f"job {name} has waited for a worker for more than {patience_s:.0f} s")
 
-    def _broke(self, dispatcher: Dispatcher, name: str) -> bool:
-        """The job has failed: from when that is decided, durable or not, its places are kept for less long."""
-        if name not in self._seeds and self._town.witnesses.put_back:
+    def _broke(self, dispatcher: SimulatedDispatcher, name: str) -> bool:
+        """Return whether the job has failed, durably or not: its places are kept for less long."""
+        if name not in self._seeds and self._cluster.older_journal.put_back:
             return True  # that it has ended is known, and the journal has lost it again
         undurable = (isinstance(each, JobBroke) and each.job == name for each in dispatcher.undurable())
-        book = self._books.get((name, self._seeds.get(name, -1)))  # None: that it began isn't durable either
-        return (book is not None and book.broken) or any(undurable)
+        history = self._histories.get((name, self._seeds.get(name, -1)))  # None: that it began isn't durable either
+        return (history is not None and history.broken) or any(undurable)
 
-    def _check_held(self, dispatcher: Dispatcher, worker: Worker) -> None:
-        """A worker that has been told everything holds what the state knows of, and nothing else."""
+    def _check_held(self, dispatcher: SimulatedDispatcher, worker: SimulatedWorker) -> None:
+        """Check that a worker which was told everything holds what the state knows of, and nothing else."""
         if not worker.alive or not self._settled(dispatcher, worker):
             return
         state, stopping = dispatcher.state, worker.core.stopping()
@@ -446,15 +450,15 @@ class Checks:
                 where = f"task {task} of epoch {number} of job {name}, lease {lease}"
                 raise Violation(f"{worker.name} has {where}, and does not know, or what it left is gone")
 
-    def served(self, worker: Worker, ref: msg.TaskRef, lease: int) -> None:
-        """A worker sends outputs of a task to a consumer, perhaps before it has stopped as it was told to."""
-        dispatcher = self._town.dispatcher
+    def served(self, worker: SimulatedWorker, ref: msg.TaskRef, lease: int) -> None:
+        """Check that a worker may send outputs of a task, perhaps before it has stopped as it was told to."""
+        dispatcher = self._cluster.dispatcher
         if dispatcher is None or in_force(dispatcher.state, worker.name, ref, lease):
             return
         if self._settled(dispatcher, worker) and lease not in worker.core.stopping():
             raise Violation(f"{worker.name} serves {ref} under lease {lease}, which is not in force")
 
-    def _settled(self, dispatcher: Dispatcher, worker: Worker) -> bool:
+    def _settled(self, dispatcher: SimulatedDispatcher, worker: SimulatedWorker) -> bool:
         """Nothing is under way between the dispatcher and the worker, nor about to be."""
         session = worker.session
         return (

@@ -79,11 +79,11 @@ def _is(name: str, says: str, owner: Any, key: Any, value: Any, *more: tuple[Any
     MUTANTS[name] = Mutant(says, ((owner, key, value), *more))
 
 
-def _replaces(name: str, owner: Any, key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function a bug in the place of another one; its docstring says what is wrong."""
+def _replaces(name: str, says: str, owner: Any, key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function a bug in the place of another one."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        _is(name, function.__doc__ or "", owner, key, function)
+        _is(name, says, owner, key, function)
         return function
 
     return add
@@ -151,7 +151,7 @@ _is(
 )
 _is(
     "unequal-steps",
-    "Ranks that are to get equally many elements, how many only reading tells, use whatever comes.",
+    "RankArrivals that are to get equally many elements, how many only reading tells, use whatever comes.",
     epochs,
     "held_back",
     _always(False),
@@ -183,16 +183,14 @@ _is(
 )
 
 
-@_replaces("replay-skips", simulated_dispatcher, "rebuild")
+@_replaces("replay-skips", "Progress is journalled and not replayed.", simulated_dispatcher, "rebuild")
 def _skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
-    """Progress is journalled and not replayed."""
     past.events = [[event for event in group if not isinstance(event, Progressed)] for group in past.events]
     return recovery.rebuild(fresh, past)
 
 
-@_replaces("snapshot-skips", simulated_dispatcher, "dump")
+@_replaces("snapshot-skips", "A snapshot forgets the number of the next lease.", simulated_dispatcher, "dump")
 def _forgetful_dump(state: State) -> bytes:
-    """A snapshot forgets the number of the next lease."""
     kept, state.next_lease = state.next_lease, 1
     try:
         return snapshot.dump(state)
@@ -200,20 +198,28 @@ def _forgetful_dump(state: State) -> bytes:
         state.next_lease = kept
 
 
-@_replaces("early-collection", jobs, "close_epochs")
+@_replaces(
+    "early-collection",
+    "An epoch is closed once the first consumer has left it behind, not the last.",
+    jobs,
+    "close_epochs",
+)
 def _hasty_close(tx: Transaction, job: Job) -> None:
-    """An epoch is closed once the first consumer has left it behind, not the last."""
     newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
     for number in [number for number in job.epochs if number < newest]:
         tx.emit(EpochClosed(job.name, number))
 
 
-_commit = simulated_dispatcher.Dispatcher._commit  # noqa: SLF001
+_commit = simulated_dispatcher.SimulatedDispatcher._commit  # noqa: SLF001
 
 
-@_replaces("reply-before-durability", simulated_dispatcher.Dispatcher, "_commit")
-def _hasty_commit(self: simulated_dispatcher.Dispatcher) -> None:
-    """What follows from events is done while they are being written."""
+@_replaces(
+    "reply-before-durability",
+    "What follows from events is done while they are being written.",
+    simulated_dispatcher.SimulatedDispatcher,
+    "_commit",
+)
+def _hasty_commit(self: simulated_dispatcher.SimulatedDispatcher) -> None:
     _commit(self)
     self._perform_all()
 
@@ -251,16 +257,16 @@ _is(
 _announce = cache_capacity._announce  # noqa: SLF001
 
 
-@_replaces("untold-deletion", cache_capacity, "_announce")
+@_replaces(
+    "untold-deletion", "Workers hear of new blocks, and not of those that are given up.", cache_capacity, "_announce"
+)
 def _silent(tx: Transaction, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
-    """Workers hear of new blocks, and not of those that are given up."""
     if not gone:
         _announce(tx, name, names)
 
 
-@_replaces("no-trust", cache_capacity, "others")
+@_replaces("no-trust", "A job reads what any tenant has kept of its point.", cache_capacity, "others")
 def _everybody(state: State, job: Job, point: CachePoint) -> dict[str, str]:
-    """A job reads what any tenant has kept of its point."""
     mine, kept = cache_mode.place(job, point), state.caches.points
     return {name: kept[name].writer for name in kept if name != mine and split_place(name)[0] == point.fingerprint}
 
@@ -284,9 +290,8 @@ _is(
 )
 
 
-@_replaces("torn-block", Store, "read")
+@_replaces("torn-block", "A damaged block is read as if it were whole.", Store, "read")
 def _trusting_read(self: Store, place: str, name: str, unit: int) -> tuple[int, str]:
-    """A damaged block is read as if it were whole."""
     block = self.blocks.get((place, name))
     if block is None:
         raise UnreadableError
@@ -329,42 +334,42 @@ _is(
 )
 
 
-@_replaces("lost-ack", ConsumerCore, "_report")
+@_replaces("lost-ack", "A consumer that comes back does not say again what it has.", ConsumerCore, "_report")
 def _forgetful_report(self: ConsumerCore, now: float, *, everything: bool = False) -> None:
-    """A consumer that comes back does not say again what it has."""
     if not everything:
         _report(self, now)
 
 
-@_replaces("stale-delivery", EpochInbox, "accept")
+@_replaces("stale-delivery", "A consumer takes what comes, whether it has it or not.", EpochInbox, "accept")
 def _trusting(self: EpochInbox, task: int, index: int, *args: Any, **options: Any) -> bool:
-    """A consumer takes what comes, whether it has it or not."""
     inbox = self._tasks.get(task)
     if inbox is not None and index < inbox.held:
         inbox.held = index
     return _accept(self, task, index, *args, **options)
 
 
-@_replaces("wrong-epoch", ConsumerCore, "_let_in")
+@_replaces(
+    "wrong-epoch",
+    "A consumer that comes back says what it read of the epoch before as if that were the one it reads.",
+    ConsumerCore,
+    "_let_in",
+)
 def _confused(self: ConsumerCore, joined: msg.JobJoined, now: float) -> None:
-    """A consumer that comes back says what it read of the epoch before as if that were the one it reads."""
     _let_in(self, joined, now)
     if self.inbox is not None:
         self._tell(msg.ConsumerReport(self.inbox.number, self._left[1]))
 
 
-@_replaces("impatient", ConsumerCore, "_ask")
+@_replaces("impatient", "A consumer gets the error before what had come before it.", ConsumerCore, "_ask")
 def _impatient(self: ConsumerCore, item: io.MoreWanted, now: float) -> None:
-    """A consumer gets the error before what had come before it."""
     if self.failure is None:
         _ask(self, item, now)
     else:
         self.actions.append(io.Refuse(self.failure))
 
 
-@_replaces("mute-end", ConsumerCore, "_over")
+@_replaces("mute-end", "A consumer is told what nobody reads of an epoch, and its user is not.", ConsumerCore, "_over")
 def _mute(self: ConsumerCore, ask: io.MoreWanted, reading: EpochProgress) -> None:
-    """A consumer is told what nobody reads of an epoch, and its user is not."""
     reading.end(ask.since)
     self.actions.append(io.Over())
 
@@ -384,44 +389,55 @@ _is(
 )
 
 
-@_replaces("lost-beginning", RunControl, "_deliver")
+@_replaces(
+    "lost-beginning",
+    "What a task gave before it failed is dropped, if it has not gone out by then.",
+    RunControl,
+    "_deliver",
+)
 def _hasty_end(self: RunControl, lane: Lane, run: TaskRun, delivering: Delivering, now: float) -> None:
-    """What a task gave before it failed is dropped, if it has not gone out by then."""
     self._conclude(lane, run, delivering.outcome, now)
 
 
-@_replaces("running-on", Lane, "revoke")
+@_replaces("running-on", "A lease that runs is given back at once, and runs on.", Lane, "revoke")
 def _hasty_revoke(self: Lane, key: TaskKey, lease: int) -> bool:
-    """A lease that runs is given back at once, and runs on."""
     running = self.run is not None and self.run.lease.lease == lease
     return True if running else _revoke(self, key, lease)
 
 
-@_replaces("resumed-twice", RunControl, "_unblock")
+@_replaces("resumed-twice", "A run that has waited for room goes on, and once more.", RunControl, "_unblock")
 def _eager(self: RunControl, lane: Lane, run: TaskRun, blocked: Blocked, now: float) -> None:
-    """A run that has waited for room goes on, and once more."""
     _unblock(self, lane, run, blocked, now)
     if isinstance(run.state, Working):
         self._go_on(lane, run)
 
 
-@_replaces("spared-leftovers", WorkerCore, "_spare")
+@_replaces(
+    "spared-leftovers",
+    "Whoever has all outputs of a task is taken to need nothing of it any more.",
+    WorkerCore,
+    "_spare",
+)
 def _thorough(self: WorkerCore, message: msg.OutputsReceived) -> None:
-    """Whoever has all outputs of a task is taken to need nothing of it any more."""
     _spare(self, message)
     self.leftovers.drop(lambda ref, _: ref in message.refs)
 
 
-@_replaces("silent-drain", Lane, "unstarted")
+@_replaces(
+    "silent-drain",
+    "A worker that leaves drops the leases that it has not begun, and nobody hears of it.",
+    Lane,
+    "unstarted",
+)
 def _silent_drain(self: Lane) -> list[Any]:
-    """A worker that leaves drops the leases that it has not begun, and nobody hears of it."""
     self.pending.clear()
     return []
 
 
-@_replaces("jobs-beside-one-another", CodeTurns, "want")
+@_replaces(
+    "jobs-beside-one-another", "The code of one job runs while another one's modules are in force.", CodeTurns, "want"
+)
 def _beside(self: CodeTurns, who: Any, name: str) -> bool:
-    """The code of one job runs while another one's modules are in force."""
     self.name = name
     self.inside.add(who)
     return True

@@ -34,32 +34,32 @@ _VALUES = 1 << 32
 
 
 def with_values(element: int, epoch: int) -> int:
-    """An element with the random values that it has in an epoch."""
+    """Return an element with the random values that it has in an epoch."""
     return element + epoch * _VALUES
 
 
 def bare(element: int) -> int:
-    """An element, whatever random values it has."""
+    """Return an element without its random values."""
     return element % _VALUES
 
 
 def values_of(element: int) -> int:
-    """The epoch whose random values an element has."""
+    """Return the epoch whose random values an element has."""
     return element // _VALUES
 
 
 def unit_of(element: int) -> int:
-    """The unit that gave an element."""
+    """Return the unit that gave an element."""
     return bare(element) // _MOST
 
 
 def bytes_of(unit: int) -> int:
-    """What a unit's elements take in a cache."""
+    """Return the bytes that a unit's elements take in a cache."""
     return (1 + unit % 3) << 20
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class SimulatedPipeline:
     """A graph over given split tables.
 
     Attributes:
@@ -83,11 +83,11 @@ class Pipeline:
 
     @cached_property
     def plan(self) -> Plan:
-        """As the dispatcher and each worker make it."""
+        """Plan as the dispatcher and each worker make it."""
         return plan_of(self._units, self.tasks)
 
     def plan_for(self, spec: JobSpec) -> Plan:
-        """The plan of a job: another one if its consumers are to get equally many elements."""
+        """Return the plan of a job: another one if its consumers are to get equally many elements."""
         return self.plan if spec.ranks is None else plan_of(self._units, self.tasks, spec.ranks)
 
     @cached_property
@@ -133,7 +133,7 @@ class Pipeline:
         return [CachePoint(self._point, "map", mode, digest, items=count, fixed=fixed, random=self.random)]
 
     def epoch_of_values(self, epoch: int, reused: int) -> int:
-        """The epoch whose random values the elements of an epoch have.
+        """Return the epoch whose random values the elements of an epoch have.
 
         Args:
             epoch: the one that is read.
@@ -145,13 +145,13 @@ class Pipeline:
 
     @staticmethod
     def units_of(task: Task) -> list[int]:
-        """The units that a task reads itself."""
+        """Return the units that a task reads itself."""
         if task.is_sequence or task.inputs:
             return []
         return [unit for piece in task.pieces for unit in range(piece.start + piece.first, piece.start + piece.last)]
 
     def put_out(self, task: Task, elements: Sequence[int]) -> tuple[list[Output], list[int]]:
-        """(outputs, what is left to the parent) of a run.
+        """Return (outputs, what is left to the parent) of a run.
 
         Args:
             task: of the plan; without a parent it flushes.
@@ -168,7 +168,7 @@ class Pipeline:
         return groups, []
 
     def born_in(self, task: Task) -> list[int]:
-        """The elements that a task reads, whether it or a tail puts them out."""
+        """Return the elements that a task reads, whether it or a tail puts them out."""
         if task.is_sequence:
             return _elements(0, _SEQUENCE, Cardinality.AT_MOST_ONE)
         if task.parts:
@@ -205,7 +205,7 @@ def _range(count: int) -> dict[int, SplitTable]:
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> tuple[Pipeline, ...]:
+def catalogue() -> tuple[SimulatedPipeline, ...]:
     """With and without tails, in one level and two; shuffled or not; one that can't be cut; one without an end; cached.
 
     Some have the same below their cache, so that they share what is kept.
@@ -228,34 +228,36 @@ def catalogue() -> tuple[Pipeline, ...]:
     behind = g.Batch(inputs=(g.Cache(inputs=(g.Filter(inputs=(many,), fn=_FUNCTION),)),), batch_size=3)
     endless = g.Repeat(inputs=(g.Shuffle(inputs=(pictures,), buffer_size=24),), count=None)
     return (
-        Pipeline("a range", g.Graph(numbers), _range(48), 12),
-        Pipeline("shuffled batches of a range", g.Graph(g.Batch(inputs=(numbers,), batch_size=2)), _range(48), 8),
-        Pipeline("a filtered range", g.Graph(odd), _range(48), 9),
-        Pipeline("batches of a filtered range", g.Graph(batches), _range(48), 10),
-        Pipeline("shuffled batches of files", g.Graph(shuffled), _files(24), 12),
-        Pipeline("tails of tails", g.Graph(deep), _range(160), 20),
-        Pipeline("batches, repeated", g.Graph(twice), _range(48), 12),
-        Pipeline("one task", g.Graph(g.Batch(inputs=(numbers,), batch_size=100)), _range(48), 1),
-        Pipeline("one sequence", g.Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
-        Pipeline("nothing", g.Graph(g.Range(start=0, stop=0)), _range(0), 1),
-        Pipeline("without end", g.Graph(endless), _pictures(24), 12),
-        Pipeline("a cached range", g.Graph(kept), _range(48), 12),
-        Pipeline("a filter behind an autocached range", g.Graph(auto), _range(48), 8),
-        Pipeline("a filter behind a cached range with random values", g.Graph(frozen), _range(48), 10),
-        Pipeline("an autocached range with random values", g.Graph(renewed), _range(48), 12),
-        Pipeline("tails behind a cache", g.Graph(behind), _range(160), 20),
+        SimulatedPipeline("a range", g.Graph(numbers), _range(48), 12),
+        SimulatedPipeline(
+            "shuffled batches of a range", g.Graph(g.Batch(inputs=(numbers,), batch_size=2)), _range(48), 8
+        ),
+        SimulatedPipeline("a filtered range", g.Graph(odd), _range(48), 9),
+        SimulatedPipeline("batches of a filtered range", g.Graph(batches), _range(48), 10),
+        SimulatedPipeline("shuffled batches of files", g.Graph(shuffled), _files(24), 12),
+        SimulatedPipeline("tails of tails", g.Graph(deep), _range(160), 20),
+        SimulatedPipeline("batches, repeated", g.Graph(twice), _range(48), 12),
+        SimulatedPipeline("one task", g.Graph(g.Batch(inputs=(numbers,), batch_size=100)), _range(48), 1),
+        SimulatedPipeline("one sequence", g.Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
+        SimulatedPipeline("nothing", g.Graph(g.Range(start=0, stop=0)), _range(0), 1),
+        SimulatedPipeline("without end", g.Graph(endless), _pictures(24), 12),
+        SimulatedPipeline("a cached range", g.Graph(kept), _range(48), 12),
+        SimulatedPipeline("a filter behind an autocached range", g.Graph(auto), _range(48), 8),
+        SimulatedPipeline("a filter behind a cached range with random values", g.Graph(frozen), _range(48), 10),
+        SimulatedPipeline("an autocached range with random values", g.Graph(renewed), _range(48), 12),
+        SimulatedPipeline("tails behind a cache", g.Graph(behind), _range(160), 20),
     )
 
 
 @lru_cache(maxsize=1)
-def barren() -> tuple[Pipeline, ...]:
+def barren() -> tuple[SimulatedPipeline, ...]:
     """Without end: what gives nothing, batched across passes and within them, and what gives little."""
     some = g.Filter(inputs=(g.FromFiles(patterns=("*",)),), fn=_FUNCTION)
     repeated = g.Repeat(inputs=(some,), count=None)
     across = g.Batch(inputs=(repeated,), batch_size=3)
     within = g.Repeat(inputs=(g.Batch(inputs=(some,), batch_size=2),), count=None)
     return (
-        Pipeline("nothing, without end", g.Graph(across), _pictures(64), 8, frozenset()),
-        Pipeline("no batches, without end", g.Graph(within), _pictures(64), 8, frozenset()),
-        Pipeline("hardly anything, without end", g.Graph(repeated), _pictures(40), 5, frozenset({33})),
+        SimulatedPipeline("nothing, without end", g.Graph(across), _pictures(64), 8, frozenset()),
+        SimulatedPipeline("no batches, without end", g.Graph(within), _pictures(64), 8, frozenset()),
+        SimulatedPipeline("hardly anything, without end", g.Graph(repeated), _pictures(40), 5, frozenset({33})),
     )

@@ -14,11 +14,11 @@ from rich.progress import track
 from rich.table import Table
 
 from millrace.simulation.mutants import planted
-from millrace.simulation.simulated_cluster import Outcome, play
+from millrace.simulation.simulated_cluster import ScheduleOutcome, play
 
 
-class Report(msgspec.Struct):
-    """What came of some schedules.
+class CampaignReport(msgspec.Struct):
+    """Result of some schedules.
 
     Attributes:
         schedules: how many were played, in ``seconds`` of this machine's time and ``virtual_s`` of theirs.
@@ -52,7 +52,7 @@ def _rare_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[Report, Outcome | None]:
+def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[CampaignReport, ScheduleOutcome | None]:
     """Plays a schedule for each seed.
 
     Args:
@@ -64,7 +64,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[R
         The report, and the first schedule that went wrong.
     """
     began = time.monotonic()
-    report, first = Report(), None
+    report, first = CampaignReport(), None
     faults: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     fewest: list[tuple[int, int]] = []
@@ -92,18 +92,18 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[R
     return report, first
 
 
-def as_json(report: Report) -> str:
+def as_json(report: CampaignReport) -> str:
     """For programs."""
     return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 
 def watched(seeds: range) -> Iterable[int]:
-    """The same with a bar that moves, on a terminal."""
+    """Show a bar for these seeds, on a terminal."""
     console = Console(stderr=True)
     return track(seeds, "schedules", console=console, transient=True, disable=not console.is_terminal)
 
 
-def show(report: Report, first: Outcome | None) -> None:
+def show(report: CampaignReport, first: ScheduleOutcome | None) -> None:
     """For people."""
     console = Console()
     table = Table("fault", "fired", title=f"{report.schedules:,} schedules", title_justify="left")

@@ -32,7 +32,7 @@ class Policy(Protocol):
     """Plays one job."""
 
     def __call__(self, looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-        """The number of workers behind each look, before the first it is 1.
+        """Yield the number of workers behind each look; before the first it is 1.
 
         Args:
             looks: the job at each look.
@@ -42,8 +42,8 @@ class Policy(Protocol):
         ...
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What a policy made of a job.
+class ScalingOutcome(msgspec.Struct, frozen=True):
+    """Result of a policy with one job.
 
     Attributes:
         kind: of the job.
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """Of a job.
+    """Right numbers of workers for a job.
 
     Attributes:
         least: the fewest workers that are enough.
@@ -76,7 +76,7 @@ class Goal(msgspec.Struct, frozen=True):
     training: float
 
     def met(self, job: Workload, workers: int, policy: str) -> bool:
-        """The number is right: nearly the least, or if that is what the policy is for, nearly the cheapest."""
+        """Return whether the number is nearly the least, or for the policy ``cheapest`` nearly the cheapest."""
         if policy == "cheapest":
             return _cost(job, workers, self.training) <= (1 + RIGHT) * self.cost
         return abs(workers - self.least) <= max(1.0, RIGHT * self.least)
@@ -123,7 +123,7 @@ QUICK = ("millrace", "cheapest")
 """They take shorter looks at consumers that wait for most of the time."""
 
 
-def play(seed: int, policy: str = "millrace") -> Outcome:
+def play(seed: int, policy: str = "millrace") -> ScalingOutcome:
     """One job."""
     rng = random.Random(seed)
     job = workload(rng)
@@ -150,21 +150,21 @@ def play(seed: int, policy: str = "millrace") -> Outcome:
             first = decisions
     goal = goals[id(after)]
     element = _cost(after, workers, training) / goal.cost
-    return Outcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
+    return ScalingOutcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
 
 
 def goal_of(job: Workload, training: float, most: int = MOST) -> Goal:
-    """What is right for a job that may have so many workers."""
+    """Return the goal for a job that may have so many workers."""
     return Goal(job.least(most), min(_cost(job, count, training) for count in range(1, most + 1)), training)
 
 
 def _cost(job: Workload, workers: int, training: float) -> float:
-    """Of an element, in seconds of a worker."""
+    """Return the cost of an element, in seconds of a worker."""
     return job.batch_s(workers) * (workers + training)
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a policy made of many jobs.
+class ScalingReport(msgspec.Struct, frozen=True):
+    """Results of a policy with many jobs.
 
     Attributes:
         jobs: how many.
@@ -183,7 +183,7 @@ class Report(msgspec.Struct, frozen=True):
     wrong: dict[str, list[int]]
 
 
-def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
+def run(seeds: Iterable[int], policy: str = "millrace") -> ScalingReport:
     """Plays a job for each seed."""
     outcomes = {seed: play(seed, policy) for seed in seeds}
     wrong: dict[str, list[int]] = {}
@@ -192,7 +192,7 @@ def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
             wrong.setdefault(each.kind, []).append(seed)
     # Those that never were right took more decisions than any other.
     decisions = statistics.median(float("inf") if o.decisions is None else o.decisions for o in outcomes.values())
-    return Report(
+    return ScalingReport(
         len(outcomes),
         sum(each.right for each in outcomes.values()) / len(outcomes),
         None if decisions == float("inf") else decisions,
@@ -202,8 +202,8 @@ def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
     )
 
 
-def show(reports: Mapping[str, Report]) -> None:
-    """Prints a line for each policy."""
+def show(reports: Mapping[str, ScalingReport]) -> None:
+    """Print a line for each policy."""
     table = Table("policy", "jobs", "right number at the end", "decisions to it (median)", "cost, of an oracle's")
     table.add_column("an element at the end, of the cheapest")
     for policy, each in reports.items():

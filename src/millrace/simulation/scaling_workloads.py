@@ -53,7 +53,7 @@ class Workload(msgspec.Struct, frozen=True):
         return min(1.0, work_s / workers / self.batch_s(workers))
 
     def least(self, most: int = MOST) -> int:
-        """The fewest workers with which the batch time is as good as with any number up to ``most``."""
+        """Return the fewest workers with which the batch time is as good as with any number up to ``most``."""
         best = min(self.batch_s(count) for count in range(1, most + 1))
         return next(count for count in range(1, most + 1) if self.batch_s(count) <= NEARLY * best)
 
@@ -91,7 +91,7 @@ def workload(rng: random.Random) -> Workload:
 
 
 def drifted(job: Workload, rng: random.Random) -> Workload:
-    """The same job after something has changed: its functions, its data or its model take another time."""
+    """Change a job: its functions, its data or its model take another time."""
     factor = math.exp(rng.uniform(-math.log(2), math.log(2)))
     if rng.random() < 0.5:
         return msgspec.structs.replace(job, own_s=job.own_s * factor)

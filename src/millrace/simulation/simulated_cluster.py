@@ -18,20 +18,20 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
-from millrace.simulation.cluster import SCALED, Cluster
 from millrace.simulation.disk import Disk
-from millrace.simulation.failing import OF_THE_DATA, Failing
-from millrace.simulation.invariants import Checks
-from millrace.simulation.pipelines import Pipeline, barren, catalogue
-from millrace.simulation.ranks import Ranks
-from millrace.simulation.resumes import Resumes
-from millrace.simulation.simulated_consumer import Consumer
-from millrace.simulation.simulated_dispatcher import HOST, Dispatcher, Fleet, restored
-from millrace.simulation.simulated_worker import Worker
-from millrace.simulation.state_checks import difference
+from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
+from millrace.simulation.invariants import Invariants
+from millrace.simulation.job_resumes import JobResumes
+from millrace.simulation.older_journal import OlderJournal
+from millrace.simulation.pipelines import SimulatedPipeline, barren, catalogue
+from millrace.simulation.rank_arrivals import RankArrivals
+from millrace.simulation.simulated_consumer import SimulatedConsumer
+from millrace.simulation.simulated_dispatcher import HOST, OwnedWorkers, SimulatedDispatcher, restored
+from millrace.simulation.simulated_pool import SCALED, SimulatedPool
+from millrace.simulation.simulated_worker import SimulatedWorker
+from millrace.simulation.state_invariants import difference
 from millrace.simulation.store import Store
-from millrace.simulation.virtual_network import Violation, World
-from millrace.simulation.witnesses import Witnesses
+from millrace.simulation.virtual_network import Violation, VirtualNetwork
 
 SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store")
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
@@ -74,7 +74,7 @@ BY_LENGTH = {"custom", "static_contiguous"}
 
 
 @dataclass
-class Outcome:
+class ScheduleOutcome:
     """How one schedule went.
 
     Attributes:
@@ -95,7 +95,7 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-class Town(Fleet):
+class SimulatedCluster(OwnedWorkers):
     """All processes of a schedule, and who starts them anew.
 
     Args:
@@ -110,8 +110,8 @@ class Town(Fleet):
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.world = World(seed)
-        rng = self.world.rng
+        self.network = VirtualNetwork(seed)
+        rng = self.network.rng
         self.settings = msgspec.structs.replace(
             SETTINGS,
             cache_bytes=rng.choice(CACHE_BYTES),
@@ -119,62 +119,62 @@ class Town(Fleet):
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
         self.store = Store()
-        self.witnesses = Witnesses(self)
-        self.checks = Checks(self)
+        self.older_journal = OlderJournal(self)
+        self.invariants = Invariants(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
-        self.pipelines: dict[bytes, Pipeline] = {each.structure: each for each in (*catalogue(), *barren())}
-        self.workers: dict[str, Worker] = {}
-        self.consumers: list[Consumer] = []
-        self.ranks: dict[tuple[str, int], Consumer] = {}
-        self._followed: set[Consumer] = set()
+        self.pipelines: dict[bytes, SimulatedPipeline] = {each.structure: each for each in (*catalogue(), *barren())}
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.consumers: list[SimulatedConsumer] = []
+        self.ranks: dict[tuple[str, int], SimulatedConsumer] = {}
+        self._followed: set[SimulatedConsumer] = set()
         self.expected = 0
         self.faults_to_come = 0
-        self.failing = Failing(seed)
+        self.failing = DrawnFailures(seed)
         self.tenants: dict[str, str] = {}
         self._deadly: dict[str, int] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
-        self._before: list[Pipeline] = []
+        self._before: list[SimulatedPipeline] = []
         self._stirred_at = 0.0
         self._local = rng.random() < 0.3
         chance = random.Random(f"cluster {seed}")
-        self.cluster = Cluster(self, chance) if chance.random() < SCALED else None
-        if self.cluster is not None:
-            self.settings = msgspec.structs.replace(self.settings, **self.cluster.settings())
+        self.pool = SimulatedPool(self, chance) if chance.random() < SCALED else None
+        if self.pool is not None:
+            self.settings = msgspec.structs.replace(self.settings, **self.pool.settings())
         where = random.Random(f"where {seed}")
         self._where = where if where.random() < HOMELY else None
         self._homes: dict[str, int] = {}
         self._equal = random.Random(f"equal {seed}")
-        self.resumes = Resumes(self, self._equal)
-        self.late_ranks = Ranks(self, seed)
+        self.resumes = JobResumes(self, self._equal)
+        self.late_ranks = RankArrivals(self, seed)
         self._count = 0
-        self.dispatcher: Dispatcher | None = None
+        self.dispatcher: SimulatedDispatcher | None = None
         self.start_dispatcher()
         self.least = rng.randrange(1, 4)
-        for _ in range(self.least + rng.randrange(3) if self.cluster is None else 0):
+        for _ in range(self.least + rng.randrange(3) if self.pool is None else 0):
             self.add_worker()
         for _ in range(rng.choice(JOBS)):
             self._add_job()
         faults.arrange(self)
         for _ in range(2):
-            self.world.at(rng.uniform(1.0, 40.0), self.check_replay)
+            self.network.at(rng.uniform(1.0, 40.0), self.check_replay)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def start_dispatcher(self) -> None:
         """Another life of the dispatcher, with what the one before has left."""
-        if not self.witnesses.go_on(self.disk, restored(self.disk, self.settings)):
-            self.world.after(1.0, self.start_dispatcher)
+        if not self.older_journal.go_on(self.disk, restored(self.disk, self.settings)):
+            self.network.after(1.0, self.start_dispatcher)
             return
-        self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self, self.store)
-        if self._count and self._local and self.cluster is None:
+        self.dispatcher = SimulatedDispatcher(self.network, self.settings, self.disk, self.invariants, self, self.store)
+        if self._count and self._local and self.pool is None:
             for _ in range(self.least):
                 self.add_worker()
 
     def kill_dispatcher(self) -> None:
-        """It dies, and the workers that it started with it."""
+        """End the dispatcher, and with it the workers that it started."""
         dispatcher = self.dispatcher
         assert dispatcher is not None
         self.check_replay()
@@ -186,23 +186,23 @@ class Town(Fleet):
                     worker.die()
 
     def put_back(self, groups: int) -> None:
-        """The journal is a copy from before the last groups of events."""
+        """Put a copy of the journal from before the last groups of events in its place."""
         self.disk = self.disk.older(groups)
-        self.witnesses.put_back = True
+        self.older_journal.put_back = True
         self.stirred()
 
     def end_service(self, reason: str) -> None:
-        """The dispatcher will not go on with its journal, and somebody chooses that it does."""
-        self.witnesses.end_service(reason)
-        self.world.after(0.0, self._start_all_the_same)
+        """Have the dispatcher go on with a journal with which it will not by itself."""
+        self.older_journal.end_service(reason)
+        self.network.after(0.0, self._start_all_the_same)
 
     def _start_all_the_same(self) -> None:
         if self.dispatcher is not None:  # others may have had it ended at the same time
             self.kill_dispatcher()
-            self.world.after(self.world.rng.uniform(0.05, 8.0), self.start_dispatcher)
+            self.network.after(self.network.rng.uniform(0.05, 8.0), self.start_dispatcher)
 
     def check_replay(self) -> None:
-        """What the journal gives, with what is still to be written, is the state."""
+        """Check that the journal gives the state, with what is still to be written."""
         dispatcher = self.dispatcher
         if dispatcher is None:
             return
@@ -217,12 +217,12 @@ class Town(Fleet):
         """One more, of the service or local to a job."""
         self._count += 1
         host = "" if only else HOST if self._local else "elsewhere"  # consumers have none
-        worker = Worker(self.world, f"w{self._count}", host, self.checks, self, only)
+        worker = SimulatedWorker(self.network, f"w{self._count}", host, self.invariants, self, only)
         self.workers[worker.address] = worker
         faults.born(self, worker)
 
     def _house(self, job: str) -> None:
-        """A job that is being read has its local workers; whoever reads it starts them."""
+        """Start the local workers of a job that is being read; end those of another one."""
         there = [worker for worker in self.alive_workers() if worker.only == job]
         if self._read(job):
             for _ in range(self._homes.get(job, 0) - len(there)):
@@ -236,7 +236,7 @@ class Town(Fleet):
         return any(each.alive and not each.done for each in self.consumers if each.spec.name == job)
 
     def stop(self, workers: list[str]) -> None:
-        """The dispatcher wants these processes ended."""
+        """End these processes, as the dispatcher wants."""
         if self.owned:
             for worker in self.alive_workers():
                 if worker.name in workers and not worker.only:
@@ -244,39 +244,39 @@ class Town(Fleet):
                     worker.end()
 
     def running(self) -> list[str]:
-        """The processes that the dispatcher or its cluster has started."""
+        """Return the processes that the dispatcher or its cluster has started."""
         return [each.name for each in self.alive_workers() if not each.only] if self.owned else []
 
     @property
     def owned(self) -> bool:
         """Workers are processes of the dispatcher, or of its cluster, and so it has them ended."""
-        return self._local or self.cluster is not None
+        return self._local or self.pool is not None
 
     def resize(self, workers: int) -> None:
-        """The dispatcher wants so many to run."""
-        if self.cluster is not None:
-            self.cluster.resize(workers)
+        """Run so many workers, as the dispatcher wants."""
+        if self.pool is not None:
+            self.pool.resize(workers)
 
     def ended(self, worker: str) -> bool:
         """Whether the process is no more."""
         return not self.workers[f"{worker}:1"].alive
 
-    def alive_workers(self) -> list[Worker]:
-        """Those that run, or hang."""
+    def alive_workers(self) -> list[SimulatedWorker]:
+        """Return the workers that run, or hang."""
         return [worker for worker in self.workers.values() if worker.alive]
 
-    def worker_over(self, worker: Worker) -> None:
-        """A worker's process has ended: the cluster says so, and there may have to be another one."""
-        rng = self.world.rng
+    def worker_over(self, worker: SimulatedWorker) -> None:
+        """Tell the dispatcher that a worker's process has ended, and start another one if need be."""
+        rng = self.network.rng
         if worker.only:
-            self.world.after(rng.uniform(0.1, 1.0), self._house, worker.only)
+            self.network.after(rng.uniform(0.1, 1.0), self._house, worker.only)
             return
         if self.owned and self.dispatcher is not None:
             self.dispatcher.after(0.05, self.dispatcher.worker_ended, worker.name)
-        if self.cluster is not None:
-            self.cluster.fill_soon()
+        if self.pool is not None:
+            self.pool.fill_soon()
         elif self._lacks():
-            self.world.after(rng.uniform(0.1, 3.0), self._refill)
+            self.network.after(rng.uniform(0.1, 3.0), self._refill)
 
     def _lacks(self) -> bool:
         return sum(not worker.only for worker in self.alive_workers()) < self.least
@@ -288,7 +288,7 @@ class Town(Fleet):
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _add_job(self) -> None:
-        rng = self.world.rng
+        rng = self.network.rng
         self._jobs += 1
         name = f"job-{self._jobs}"
         self.stirred()
@@ -339,7 +339,7 @@ class Town(Fleet):
                 self.late_ranks.expect(spec, index, stops, late[index])
                 continue
             self.expected += 1
-            self.world.after(at, self.add_consumer, spec, index, stops)
+            self.network.after(at, self.add_consumer, spec, index, stops)
 
     def add_consumer(
         self,
@@ -349,7 +349,7 @@ class Town(Fleet):
         born: float | None = None,
         states: Sequence[Checkpoint] = (),
     ) -> None:
-        """A process that reads as this consumer.
+        """Start a process that reads as this consumer.
 
         Args:
             spec: of the job.
@@ -359,15 +359,15 @@ class Town(Fleet):
             states: where all ranks go on.
         """
         name = f"{spec.name}-c{index}.{len(self.consumers)}"
-        at = self.world.now if born is None else born
-        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self, at, states)
+        at = self.network.now if born is None else born
+        consumer = SimulatedConsumer(self.network, name, spec, index, stops, self.invariants, self, at, states)
         self.stirred()
         self.consumers.append(consumer)
         self.ranks[spec.name, index] = consumer
         self._house(spec.name)
 
     def job_again(self, name: str) -> None:
-        """A job had to begin anew: whoever has read it already reads it again, as the others wait for it."""
+        """Have whoever has read a job that had to begin anew read it again, as the others wait for it."""
         for (job, _), consumer in self.ranks.items():
             if job == name and consumer.done:
                 self._start_again(consumer)
@@ -378,37 +378,37 @@ class Town(Fleet):
             if job == name and consumer.done and consumer.failure is None:
                 self._start_again(consumer)
 
-    def _start_again(self, consumer: Consumer) -> None:
+    def _start_again(self, consumer: SimulatedConsumer) -> None:
         if consumer in self._followed:
             return  # whoever runs the training starts one process for each that has ended
         self._followed.add(consumer)
         self.expected += 1
-        again = self.world.rng.uniform(0.1, 1.0)
-        self.world.after(
+        again = self.network.rng.uniform(0.1, 1.0)
+        self.network.after(
             again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, consumer.states
         )
 
-    def consumer_over(self, consumer: Consumer) -> None:
-        """It has read all it wanted, or failed."""
+    def consumer_over(self, consumer: SimulatedConsumer) -> None:
+        """Note that a consumer has read all that it wanted, or failed."""
         self.expected -= 1
         if consumer.failure is not None and consumer.failure.kind not in OF_THE_DATA:
             self._start_again(consumer)  # the training begins anew
         self.one_less(consumer.spec.name)
 
     def one_less(self, name: str) -> None:
-        """A consumer of the job has ended, and is not expected any more."""
+        """Note that a consumer of the job has ended, and is not expected any more."""
         self._house(name)
         if not self._read(name):
             self.late_ranks.nobody_reads(name)
-        if self.expected == 0 and (self.checks.events < EVENTS or self.faults_to_come > 0):
+        if self.expected == 0 and (self.invariants.events < EVENTS or self.faults_to_come > 0):
             self._add_job()
 
     def stirred(self) -> None:
         """Something new has happened, from which everybody needs time to recover."""
-        self._stirred_at = self.world.now
+        self._stirred_at = self.network.now
 
     def needs(self, ref: msg.TaskRef) -> int:
-        """What buffer the outputs of a task need."""
+        """Return the bytes of buffer that the outputs of a task need."""
         task, needs = self._large.get(ref.job, (-1, 0))
         return needs if task == ref.task else 0
 
@@ -432,10 +432,10 @@ class Town(Fleet):
         Raises:
             Violation: something was wrong.
         """
-        world = self.world
+        network = self.network
         while not self.over:
-            world.step()
-            if world.now > self._stirred_at + LIMIT_S:
+            network.step()
+            if network.now > self._stirred_at + LIMIT_S:
                 raise Violation(f"nothing gets on: {self._waiting()}")
         self.check_replay()
 
@@ -452,7 +452,7 @@ class Town(Fleet):
         return ", ".join(parts)
 
 
-def play(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
+def play(seed: int, tell: Callable[[str], None] | None = None) -> ScheduleOutcome:
     """One schedule.
 
     Args:
@@ -460,26 +460,30 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
         tell: hears of all that happens, a line each.
     """
     last: deque[tuple[float, str, object]] = deque(maxlen=TRACE)
-    outcome = Outcome(seed)
-    town: Town | None = None
+    outcome = ScheduleOutcome(seed)
+    cluster: SimulatedCluster | None = None
     try:
-        town = Town(seed)
-        world = town.world
+        cluster = SimulatedCluster(seed)
+        network = cluster.network
 
         def note(who: str, what: object) -> None:
             if tell is not None:
-                tell(_line(world.now, who, what))
-            last.append((world.now, who, what))
+                tell(_line(network.now, who, what))
+            last.append((network.now, who, what))
 
-        world.note = note
-        town.run()
+        network.note = note
+        cluster.run()
     except Exception as error:  # noqa: BLE001 (a bug of the mind or of a model, which the seed shows again)
         bug = "" if isinstance(error, Violation) else f"{type(error).__name__} in {_place_of(error)}: "
         outcome.violation = f"{bug}{error}"
         outcome.trace = [_line(*each) for each in last]
-    if town is not None:
-        outcome.events, outcome.elements, outcome.kinds = town.checks.events, town.checks.elements, town.checks.kinds
-        outcome.faults, outcome.seconds = town.fired, town.world.now
+    if cluster is not None:
+        outcome.events, outcome.elements, outcome.kinds = (
+            cluster.invariants.events,
+            cluster.invariants.elements,
+            cluster.invariants.kinds,
+        )
+        outcome.faults, outcome.seconds = cluster.fired, cluster.network.now
     return outcome
 
 

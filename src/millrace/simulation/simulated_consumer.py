@@ -14,30 +14,30 @@ from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation.failing import OF_THE_DATA
-from millrace.simulation.invariants import Checks
+from millrace.simulation.drawn_failures import OF_THE_DATA
+from millrace.simulation.invariants import Invariants
 from millrace.simulation.pipelines import Output
 from millrace.simulation.simulated_worker import delays_of
-from millrace.simulation.virtual_network import Connection, Process, Violation, World
+from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
 from millrace.wire.error_codec import error_of, failure_of
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_cluster import SimulatedCluster
 
 SOON_S, JOIN_S = 0.02, 10.0
 
 
-class Consumer(Process):
+class SimulatedConsumer(Process):
     """One process that reads a job's epochs, then leaves.
 
     Args:
-        world: where it lives.
+        network: where it lives.
         name: of its client.
         spec: of its job.
         consumer: index among the job's consumers.
         stops: by epoch, the number of elements after which it breaks off.
-        checks: what must hold.
-        town: finds the dispatcher and workers.
+        invariants: what must hold.
+        cluster: finds the dispatcher and workers.
         born: when its process was started, be it long before it joins.
         states: where all ranks of the job go on.
 
@@ -49,31 +49,31 @@ class Consumer(Process):
 
     def __init__(
         self,
-        world: World,
+        network: VirtualNetwork,
         name: str,
         spec: JobSpec,
         consumer: int,
         stops: Mapping[int, int],
-        checks: Checks,
-        town: Town,
+        invariants: Invariants,
+        cluster: SimulatedCluster,
         born: float,
         states: Sequence[Checkpoint] = (),
     ) -> None:
-        super().__init__(world, name)
+        super().__init__(network, name)
         self._loaded = states
         self._born = born
         self.spec, self.consumer, self.client = spec, consumer, name
         self.done = False
         self.failure: msg.Failure | None = None
         self.stops = stops
-        self._checks = checks
-        self._town = town
-        self._slow = world.rng.choice((0.0, 0.01, 0.1, 0.4))
-        self._buffer = world.rng.choice((1, 4, 16, 100))
+        self._invariants = invariants
+        self._cluster = cluster
+        self._slow = network.rng.choice((0.0, 0.01, 0.1, 0.4))
+        self._buffer = network.rng.choice((1, 4, 16, 100))
         self.core = self._new_core()
         self.session: Connection | None = None
         self._joining: Connection | None = None
-        self._pauses = delays_of(world)
+        self._pauses = delays_of(network)
         self._begun = -1  # the epoch that the user knows to have begun
         self._waiting = False  # for that, or for elements
         self._since = 0.0
@@ -88,9 +88,9 @@ class Consumer(Process):
         return ConsumerCore(who, self._buffer, decode=list)
 
     def _handle(self, item: io.Input) -> io.Answer | None:
-        """Feeds the core, and does what it says; the user gets on if that gave something."""
+        """Feed the core, and do what it says; return what the user gets."""
         answer = None
-        actions = self.core.handle(item, self.world.now)
+        actions = self.core.handle(item, self.network.now)
         while actions:
             action = actions.popleft()
             match action:
@@ -122,14 +122,14 @@ class Consumer(Process):
     # -- the session ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        dispatcher = self._town.dispatcher
+        dispatcher = self._cluster.dispatcher
         if self.done:
             return
-        if dispatcher is None or not self.world.reachable(self, dispatcher):
+        if dispatcher is None or not self.network.reachable(self, dispatcher):
             self._again()
             return
-        self._joining = Connection(self.world, self, dispatcher, "session")
-        self._joining.send(self, self.core.join(self.world.now - self._born))
+        self._joining = Connection(self.network, self, dispatcher, "session")
+        self._joining.send(self, self.core.join(self.network.now - self._born))
         self.after(JOIN_S if self.joined is None else self.core.heartbeat_s, self._hurry, self._joining)
 
     def _hurry(self, connection: Connection) -> None:
@@ -139,16 +139,16 @@ class Consumer(Process):
             self._again()
 
     def _again(self) -> None:
-        """Who was in comes back by itself; a new process is started again by whoever runs the training."""
+        """Join again in a while; a new process is started again by whoever runs the training."""
         if not self.done:
             self.after(next(self._pauses), self._join)
 
     def heard(self, connection: Connection, message: Any) -> None:
-        """A word of the dispatcher or a worker."""
+        """Take a message of the dispatcher or a worker."""
         if connection is self._joining:
             self._answered(connection, message)
         elif connection is self.session:
-            self._pauses = delays_of(self.world)
+            self._pauses = delays_of(self.network)
             self._hears(message)
         elif isinstance(message, tuple):
             self._arrived(connection, *message)
@@ -156,7 +156,7 @@ class Consumer(Process):
             self._hears(io.TooSmall(connection.label, message))
 
     def broken(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
         if connection is self._joining:
             self._joining = None
             self._again()
@@ -171,7 +171,7 @@ class Consumer(Process):
         if isinstance(message, msg.JobJoined):
             self._joining, self.session = None, connection
             first = self.joined is None
-            self._town.witnesses.let_in(self)
+            self._cluster.older_journal.let_in(self)
             self._handle(message)
             if first:
                 self.after(message.heartbeat_s, self._beat)
@@ -181,7 +181,7 @@ class Consumer(Process):
             self._waiting = self._waiting or self.joined is None
             self._hears(io.Broke(error_of(message.failure)))
         elif isinstance(message, msg.JobFailed) and "is too late" in message.failure.message:
-            self._checks.too_late(self)
+            self._invariants.too_late(self)
             self.failure = message.failure
             self.leave()
         elif isinstance(message, (msg.JobFailed, msg.Failure)):
@@ -193,17 +193,17 @@ class Consumer(Process):
 
     @property
     def joined(self) -> msg.JobJoined | None:
-        """What the dispatcher said as it was let in first."""
+        """Answer of the dispatcher as it was let in first."""
         return self.core.joined
 
     @property
     def inbox(self) -> EpochInbox | None:
-        """What it holds of an epoch."""
+        """Outputs that it holds of an epoch."""
         return self.core.inbox
 
     @property
     def states(self) -> Sequence[Checkpoint]:
-        """What who takes its place loads, as long as it has not joined."""
+        """States that whoever takes its place loads, as long as it has not joined."""
         return self._loaded if self.joined is None else ()
 
     @property
@@ -213,7 +213,7 @@ class Consumer(Process):
         return self._begun if inbox is not None and inbox.number == self._begun == self.core.wanted else -1
 
     def state(self) -> Checkpoint:
-        """What its user would save now."""
+        """Return the state that its user would save now."""
         assert self.core.reading is not None
         return self.core.reading.state(self.core.spec, self.consumer, graph_digest(unpack(self.spec.structure)))
 
@@ -243,7 +243,7 @@ class Consumer(Process):
         self._go_on()
 
     def _go_on(self) -> None:
-        """It waits, and something has happened."""
+        """Have the user who waits look again, as something has happened."""
         core = self.core
         if self.done:
             return
@@ -252,13 +252,13 @@ class Consumer(Process):
                 self._fail(core.failure)
         elif self._begun != core.wanted:
             self._begun = core.wanted
-            self._checks.began(self, self._begun, core.begun.reused)
+            self._invariants.began(self, self._begun, core.begun.reused)
             self._wait()
         else:
             self._take()
 
     def _wait(self) -> None:
-        self._waiting, self._since = True, self.world.now
+        self._waiting, self._since = True, self.network.now
         self._take()
 
     def _take(self) -> None:
@@ -274,8 +274,8 @@ class Consumer(Process):
             case io.Over(unread=unread):
                 assert core.reading is not None
                 self._waiting = False
-                self._checks.told(self, self._begun, unread)
-                self._checks.ended(self, self._begun, core.reading.used)
+                self._invariants.told(self, self._begun, unread)
+                self._invariants.ended(self, self._begun, core.reading.used)
                 self._end()
             case io.Refuse(error=error):
                 self._fail(error)
@@ -286,14 +286,14 @@ class Consumer(Process):
         if first:
             self._handle(io.Used())
         outputs: list[Output] = list(reading.current)
-        self._checks.yielded(self, reading.number, reading.task, outputs)
-        self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(outputs), self._next)
+        self._invariants.yielded(self, reading.number, reading.task, outputs)
+        self.after(self._slow * self.network.rng.uniform(0.5, 1.5) * len(outputs), self._next)
 
     def _next(self) -> None:
         reading = self.core.reading
         assert reading is not None
         if self.inbox is not None and not self.done and reading.used >= self.stops.get(reading.number, 1 << 60):
-            self._checks.abandoned(self, reading.number)
+            self._invariants.abandoned(self, reading.number)
             self._end()
         else:
             self._wait()
@@ -305,26 +305,26 @@ class Consumer(Process):
     def _fail(self, error: MillraceError) -> None:
         if not self.done:
             self.failure = failure_of(error)
-            self._checks.failed(self, self.failure)
+            self._invariants.failed(self, self.failure)
             self.leave()
 
     def leave(self) -> None:
-        """Closes the session and leaves the job."""
+        """Close the session and leave the job."""
         if self.done:
             return
         self.done = True
         if self.failure is not None:
-            self._checks.abandoned(self, max(self.core.wanted, 0))
+            self._invariants.abandoned(self, max(self.core.wanted, 0))
         self._handle(io.Leave())
         for connection in (self.session, self._joining):
             if connection is not None:
                 connection.close(self)
-        self._town.consumer_over(self)
+        self._cluster.consumer_over(self)
 
     def die(self, *, silently: bool = False) -> None:
-        """It is gone, with what it had not yielded."""
+        """End the process, with what it had not yielded."""
         if not self.done:
-            self._checks.abandoned(self, max(self.core.wanted, 0))
+            self._invariants.abandoned(self, max(self.core.wanted, 0))
         super().die(silently=silently)
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -332,13 +332,13 @@ class Consumer(Process):
     def _connect_soon(self, address: str, *, again: bool) -> None:
         if not again and address in self._readers:
             return  # it tries already
-        pauses = self._readers.setdefault(address, delays_of(self.world))
-        self.after(next(pauses) if again else self.world.delay(), self._connect, address)
+        pauses = self._readers.setdefault(address, delays_of(self.network))
+        self.after(next(pauses) if again else self.network.delay(), self._connect, address)
 
     def _connect(self, address: str) -> None:
-        worker = self._town.workers.get(address)
-        if worker is not None and self.world.reachable(self, worker) and not self.done:
-            connection = self._connections[address] = Connection(self.world, self, worker, address)
+        worker = self._cluster.workers.get(address)
+        if worker is not None and self.network.reachable(self, worker) and not self.done:
+            connection = self._connections[address] = Connection(self.network, self, worker, address)
             connection.send(self, self.core.opening())
             self._handle(io.Connected(address))
         else:
@@ -366,8 +366,8 @@ class Consumer(Process):
         except ProtocolError as error:
             raise Violation(f"{self.name}: {error}") from error
         if self.core.arrived[0] > before:
-            self._checks.received(self, header.epoch, outputs[max(held - header.index, 0) :])
-        if self.core.differed and not self._town.witnesses.refused:
+            self._invariants.received(self, header.epoch, outputs[max(held - header.index, 0) :])
+        if self.core.differed and not self._cluster.older_journal.refused:
             raise Violation(f"task {header.task} of {self.spec.name} gave something else when run again")
         if self._waiting:
             self._go_on()

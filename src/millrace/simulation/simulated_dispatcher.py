@@ -18,9 +18,9 @@ from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
 from millrace.simulation.disk import Disk, encoded
-from millrace.simulation.invariants import Checks
+from millrace.simulation.invariants import Invariants
 from millrace.simulation.store import Store
-from millrace.simulation.virtual_network import Connection, Process, Violation, World
+from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
 
 HOST = "the dispatcher's host"
 NAME = "dispatcher"
@@ -28,7 +28,7 @@ ADDRESS = "dispatcher:1"
 
 
 class Decided(NamedTuple):
-    """What followed from one input; ``upto`` is the number of the last event decided by then.
+    """Events and actions that followed from one input; ``upto`` is the number of the last event decided by then.
 
     ``sessions``: by action, the one that it goes to, or void with.
     """
@@ -39,8 +39,8 @@ class Decided(NamedTuple):
     upto: int
 
 
-class Fleet:
-    """What the dispatcher's cluster would do: here only known to it, played by whoever made it."""
+class OwnedWorkers:
+    """The dispatcher's cluster, played by whoever made it."""
 
     def stop(self, workers: list[str]) -> None:
         """End these processes, if it started them."""
@@ -53,15 +53,15 @@ class Fleet:
         return []
 
     def end_service(self, reason: str) -> None:
-        """The dispatcher cannot go on."""
+        """End the service, as the dispatcher cannot go on."""
 
     def ended(self, worker: str) -> bool:
-        """The process of a worker on the dispatcher's own host is no more."""
+        """Return whether the process of a worker on the dispatcher's own host is no more."""
         return False
 
 
 def restored(disk: Disk, settings: Settings) -> State:
-    """The state that a dispatcher finds on the disk."""
+    """Return the state that a dispatcher finds on the disk."""
     state, damage = rebuild(lambda: State(settings, checked=True), disk.read())
     if damage:
         raise Violation(f"the journal does not replay: {damage}")
@@ -70,44 +70,50 @@ def restored(disk: Disk, settings: Settings) -> State:
     return state
 
 
-class Dispatcher(Process):
+class SimulatedDispatcher(Process):
     """One life of a dispatcher.
 
     Args:
-        world: where it lives.
+        network: where it lives.
         settings: as the real one's.
         disk: what the lives before have left.
-        checks: what must hold.
+        invariants: what must hold.
         fleet: its workers.
         store: of blocks.
     """
 
     def __init__(
-        self, world: World, settings: Settings, disk: Disk, checks: Checks, fleet: Fleet, store: Store
+        self,
+        network: VirtualNetwork,
+        settings: Settings,
+        disk: Disk,
+        invariants: Invariants,
+        fleet: OwnedWorkers,
+        store: Store,
     ) -> None:
-        super().__init__(world, NAME)
+        super().__init__(network, NAME)
         self.state = restored(disk, settings)
         self.observed = Observed()
         self.disk = disk
         disk.keep_blobs({job.tables_digest for job in self.state.jobs.values()})
         self.unwritable = False
         self._settings = settings
-        self._checks = checks
+        self._invariants = invariants
         self._fleet = fleet
         self._store = store
         self._shelved_at = 0.0
-        self._clock = Clock(lambda: world.now, disk.at)
+        self._clock = Clock(lambda: network.now, disk.at)
         self._sessions: dict[tuple[type, str], Connection] = {}
         self._names: dict[Connection, tuple[type, str]] = {}
         self._count = disk.last
         self._decided: list[Decided] = []
         self._committing: list[Decided] = []
         self._writing: tuple[bytes, int, float, bytes | None] | None = None
-        self._feed(inp.Started(ADDRESS, f"life at {world.now}"))
+        self._feed(inp.Started(ADDRESS, f"life at {network.now}"))
         self.after(0.0, self._tick)
 
     def undurable(self) -> list[Event]:
-        """What was decided and is not on the disk."""
+        """Return the events that were decided and are not on the disk."""
         return [event for each in [*self._committing, *self._decided] for event in each.events]
 
     def owes(self, worker: str) -> bool:
@@ -116,7 +122,7 @@ class Dispatcher(Process):
         return any(isinstance(each, about) and each.worker == worker for each in self._pending()) or self._ending()
 
     def owes_client(self, client: str) -> bool:
-        """The same about a client."""
+        """Return whether something that was decided about a client is not on its way yet."""
         about = (act.SendToClient, act.CloseClient)
         return any(isinstance(each, about) and each.client == client for each in self._pending()) or self._ending()
 
@@ -127,12 +133,12 @@ class Dispatcher(Process):
         return (action for each in [*self._committing, *self._decided] for action in each.actions)
 
     def now(self) -> float:
-        """Of its clock."""
+        """Return the seconds of its clock."""
         return self._clock.now()
 
     def die(self, *, silently: bool = False) -> None:
-        """It is gone at once; what it was just writing may have become durable."""
-        if self._writing is not None and self._committing and self.world.rng.random() < 0.5:
+        """End the process at once; what it was just writing may have become durable."""
+        if self._writing is not None and self._committing and self.network.rng.random() < 0.5:
             self._write_now()
         super().die(silently=silently)
 
@@ -145,11 +151,11 @@ class Dispatcher(Process):
         except Exception as error:
             raise Violation(f"could not decide about {item!r}: {type(error).__name__}: {error}") from error
         for event in tx.events:
-            self.world.note("decided", event)
+            self.network.note("decided", event)
         self._count += len(tx.events)
         actions = merged(tx.actions)
         self._decided.append(Decided(tx.events, actions, [self._session_of(each) for each in actions], self._count))
-        self._checks.decided(self, item, tx.events)
+        self._invariants.decided(self, item, tx.events)
         if tx.actions or isinstance(item, inp.Tick):
             self._wake()
 
@@ -168,7 +174,7 @@ class Dispatcher(Process):
             self._perform_all()
 
     def _write(self) -> None:
-        self.after(self.world.rng.uniform(0.001, 0.02), self._written)
+        self.after(self.network.rng.uniform(0.001, 0.02), self._written)
 
     def _written(self) -> None:
         if self._write_now():
@@ -178,13 +184,13 @@ class Dispatcher(Process):
             self._wake()
         else:
             self.unwritable = True
-            self.after(self.world.rng.uniform(1.0, 3.0), self._write)
+            self.after(self.network.rng.uniform(1.0, 3.0), self._write)
 
     def _write_now(self) -> bool:
         assert self._writing is not None
         if not self.disk.write(*self._writing):
             return False
-        self._checks.durable(event for each in self._committing for event in each.events)
+        self._invariants.durable(event for each in self._committing for event in each.events)
         return True
 
     def _perform_all(self) -> None:
@@ -238,9 +244,9 @@ class Dispatcher(Process):
         self._soon(self._feed, inp.BlocksGone(action.place, action.names))
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
-        world = self.world
-        self._shelved_at = max(self._shelved_at, world.now) + world.rng.expovariate(100.0)
-        self.after(self._shelved_at - world.now, call, *args)
+        network = self.network
+        self._shelved_at = max(self._shelved_at, network.now) + network.rng.expovariate(100.0)
+        self.after(self._shelved_at - network.now, call, *args)
 
     def clear_cache(self) -> bool:
         """Somebody wants all blocks to be deleted; False if there are none."""
@@ -251,10 +257,10 @@ class Dispatcher(Process):
 
     def _list(self, action: act.ListStore) -> None:
         found = inp.StoreListed(self._store.listed(action.known), action.leases, self._store.writers())
-        self.after(self.world.rng.expovariate(5.0), self._feed, found)
+        self.after(self.network.rng.expovariate(5.0), self._feed, found)
 
     def _delete(self, place: str, name: str) -> None:
-        self._checks.caches.deleting(self, place, name)
+        self._invariants.caches.deleting(self, place, name)
         self._store.delete(place, name)
 
     def _tick(self) -> None:
@@ -267,11 +273,11 @@ class Dispatcher(Process):
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def worker_ended(self, worker: str) -> None:
-        """The cluster says so."""
+        """Note that a worker has ended, as the cluster says."""
         self._feed(inp.WorkerEnded(worker, "was killed"))
 
     def heard(self, connection: Connection, message: Any) -> None:
-        """A word of a worker or a consumer; the first one of a session says whose it is."""
+        """Take a message of a worker or a consumer; the first one of a session says whose it is."""
         if connection not in self._names:
             if isinstance(message, msg.JoinJob) and self.unwritable and not message.resume:
                 connection.send(self, msg.Failure("UnwritableError", "the journal cannot be written"))
@@ -290,17 +296,17 @@ class Dispatcher(Process):
         elif kind is msg.WorkerHello:
             self._feed(inp.WorkerSaid(name, message))
         elif isinstance(message, msg.JoinJob):
-            drawn = self.world.rng.getrandbits(63)
+            drawn = self.network.rng.getrandbits(63)
             self._feed(inp.JoinRequested(message, f"job-{drawn:x}", drawn))
         else:
             self._feed(inp.ConsumerSaid(name, message))
         place = self.state.clients.get(name)
         peer = self.state.workers.get(name) if place is None else self.state.jobs[place[0]].consumers[place[1]]
         if peer is not None and peer.lost_at is None:
-            self._checks.heard(name)
+            self._invariants.heard(name)
 
     def broken(self, connection: Connection) -> None:
-        """A session has ended."""
+        """Note that a session has ended."""
         self._over(connection)
 
     def _over(self, connection: Connection) -> None:

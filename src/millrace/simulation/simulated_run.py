@@ -14,9 +14,9 @@ import msgspec
 from millrace.engine.user_code.crash_probe import BEGINNING, between
 from millrace.planning.plan import Task
 from millrace.protocol import messages as msg
-from millrace.simulation.caching import Using
-from millrace.simulation.failing import FailedError, OversizedError, failure_of
-from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
+from millrace.simulation.drawn_failures import FailedError, OversizedError, failure_of
+from millrace.simulation.pipelines import Output, SimulatedPipeline, bare, unit_of, with_values
+from millrace.simulation.simulated_cache import SimulatedCacheUse
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.run_state import PROBED
@@ -24,7 +24,7 @@ from millrace.worker.core.worker_inputs import OutputMessage
 from millrace.worker.leftovers import LeftoversMissingError
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_worker import Worker
+    from millrace.simulation.simulated_worker import SimulatedWorker
 
 T = TypeVar("T")
 
@@ -60,15 +60,15 @@ class SimulatedRun:
         using: what the run has of a cache.
     """
 
-    def __init__(self, worker: Worker, lane: int, lease: msg.LeaseTask) -> None:
+    def __init__(self, worker: SimulatedWorker, lane: int, lease: msg.LeaseTask) -> None:
         self.lane = lane
-        self.using: Using | None = None
+        self.using: SimulatedCacheUse | None = None
         self._worker = worker
         self._lease = lease
         self._steps = 0
 
     def steps(self) -> Steps[inp.RunEnded]:
-        """The course of the run, up to what the core is told at its end."""
+        """Take the course of the run, up to what the core is told at its end."""
         outcome: inp.RunFinished | inp.RunFailed | inp.Missing | inp.Stopped
         try:
             outcome = yield from self._run()
@@ -91,7 +91,7 @@ class SimulatedRun:
 
     def _run(self) -> Steps[inp.RunFinished]:
         worker, lease, ref = self._worker, self._lease, self._lease.ref
-        rng = worker.world.rng
+        rng = worker.network.rng
         yield from self._ask(inp.Enter())
         if lease.probe_level:
             yield from self._ask(inp.Announce(BEGINNING, "beginning"))
@@ -114,7 +114,7 @@ class SimulatedRun:
         count_of_units = len(pipeline.units_of(task))
         share = len(units) / max(1, count_of_units)
         computed, index = 0.0, 0
-        fails = worker.town.failing.after(ref)
+        fails = worker.cluster.failing.after(ref)
         if fails is not None:
             fails = min(fails, len(outputs) - 1)  # one that gives nothing does not fail
         while index < len(outputs):
@@ -133,7 +133,7 @@ class SimulatedRun:
                 yield from self._put(index + skip, outputs[index + skip : index + count])
             index += count
             if index == fails:
-                worker.town.fired["task failed"] += 1
+                worker.cluster.fired["task failed"] += 1
                 raise FailedError(failure_of(ref, index))
         yield from self._come_to([tuple(leaves)])
         yield from self._ask(inp.Step())
@@ -146,7 +146,7 @@ class SimulatedRun:
             len(outputs), nothing=nothing, leftovers=list(leaves) if task.parent >= 0 and leaves else None
         )
 
-    def _read(self, pipeline: Pipeline, task: Task) -> Steps[tuple[list[int], list[int]]]:
+    def _read(self, pipeline: SimulatedPipeline, task: Task) -> Steps[tuple[list[int], list[int]]]:
         """(units that are still to be made, elements of the task) once what is kept was read."""
         lease = self._lease
         epoch = pipeline.epoch_of_values(lease.ref.epoch, lease.reused)
@@ -154,19 +154,19 @@ class SimulatedRun:
         values: dict[int, int] = {}
         units = pipeline.units_of(task)
         if lease.cache is not None:
-            self.using = Using(self._worker.catalogs, lease, self._worker.checks)
+            self.using = SimulatedCacheUse(self._worker.known_blocks, lease, self._worker.invariants)
             for unit in units:
                 found = self.using.read(unit)
                 if found is not None:
                     values[unit] = found
-                    yield self._worker.world.rng.uniform(0.0, 0.02)
+                    yield self._worker.network.rng.uniform(0.0, 0.02)
                     yield from self._ask(inp.Step())
         born = [element for element in pipeline.born_in(task) if element not in poison]
         elements = [with_values(element, values.get(unit_of(element), epoch)) for element in born]
         return [unit for unit in units if unit not in values], elements
 
-    def _keep(self, pipeline: Pipeline, units: list[int], upto: int) -> None:
-        """So many of these units were made by now."""
+    def _keep(self, pipeline: SimulatedPipeline, units: list[int], upto: int) -> None:
+        """Keep these units, of which so many were made by now."""
         if self.using is not None:
             for unit in units[self.using.count : upto]:
                 self.using.made(unit, pipeline.epoch_of_values(self._lease.ref.epoch, self._lease.reused))
@@ -195,22 +195,22 @@ class SimulatedRun:
         yield from self._ask(inp.Put(message, between(index, self._steps), "between two steps"))
 
     def _put_too_much(self, index: int) -> Steps[None]:
-        """What a task puts out may be larger than all that this worker may keep."""
-        needs = self._worker.town.needs(self._lease.ref)
+        """Put out what is larger than all that this worker may keep, if the task has such an output."""
+        needs = self._worker.cluster.needs(self._lease.ref)
         if needs > self._worker.buffer:
             verdict = yield from self._ask(inp.Put(OutputMessage(index, 1, [], needs)))
             assert isinstance(verdict, act.TooLarge)
-            self._worker.town.fired["output too large"] += 1
+            self._worker.cluster.fired["output too large"] += 1
             raise OversizedError(needs)
 
     def _come_to(self, outputs: list[Output]) -> Steps[None]:
-        """The run deals with elements, one of which may end the process."""
+        """Come to elements, one of which may end the process."""
         if self._lease.holders:
             return  # others have dealt with them
         for element in [bare(element) for output in outputs for element in output]:
             if self._lease.probe_level >= PROBED:
                 self._steps += 1
                 yield from self._ask(inp.Announce((1, 0, 0, 0, element, 0), f"element {element}"))
-            if self._worker.town.deadly(self._lease.ref.job, element):
+            if self._worker.cluster.deadly(self._lease.ref.job, element):
                 self._worker.end_badly()
                 yield 0.0

@@ -13,18 +13,18 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
 from millrace.protocol.reports import NodeMeasure
-from millrace.simulation.caching import Catalogs, Using
-from millrace.simulation.invariants import Checks
-from millrace.simulation.pipelines import Pipeline
+from millrace.simulation.invariants import Invariants
+from millrace.simulation.pipelines import SimulatedPipeline
+from millrace.simulation.simulated_cache import KnownBlocks, SimulatedCacheUse
 from millrace.simulation.simulated_run import Fetch, SimulatedRun, Steps
-from millrace.simulation.virtual_network import Connection, Process, Violation, World
+from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
 from millrace.wire.backoff import delays
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.worker_core import WorkerCore
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_cluster import SimulatedCluster
 
 READS = TransferCost((1 << 20,), (0.01,))
 WRITES = TransferCost((1 << 20,), (0.02,))
@@ -32,33 +32,41 @@ ANSWER_S = 10.0
 """For another worker to say what it keeps."""
 
 
-class Worker(Process):
+class SimulatedWorker(Process):
     """One life of a worker process.
 
     Args:
-        world: where it lives.
+        network: where it lives.
         name: its id.
         host: where it runs.
-        checks: what must hold.
-        town: finds the dispatcher, other workers and pipelines.
+        invariants: what must hold.
+        cluster: finds the dispatcher, other workers and pipelines.
         only: the job that it is local to.
     """
 
-    def __init__(self, world: World, name: str, host: str, checks: Checks, town: Town, only: str = "") -> None:
-        super().__init__(world, name)
+    def __init__(
+        self,
+        network: VirtualNetwork,
+        name: str,
+        host: str,
+        invariants: Invariants,
+        cluster: SimulatedCluster,
+        only: str = "",
+    ) -> None:
+        super().__init__(network, name)
         self.host = host
         self.address = f"{name}:1"
         self.only = only
-        self.checks = checks
-        self.town = town
-        self.speed = world.rng.uniform(0.5, 2.0)
-        self.buffer = world.rng.choice((2, 4, 8, 64))
-        self.core = WorkerCore(self.buffer, world.now)
+        self.invariants = invariants
+        self.cluster = cluster
+        self.speed = network.rng.uniform(0.5, 2.0)
+        self.buffer = network.rng.choice((2, 4, 8, 64))
+        self.core = WorkerCore(self.buffer, network.now)
         self.session: Connection | None = None
-        self.catalogs = Catalogs(town.store)
+        self.known_blocks = KnownBlocks(cluster.store)
         self._measures: dict[str, tuple[int, int, float]] = {}
         self._heartbeat_s = 5.0
-        self._pauses = delays_of(world)
+        self._pauses = delays_of(network)
         self._inputs: deque[inp.Input] = deque()
         self._handling = False
         self._runs: dict[int, tuple[SimulatedRun, Steps[inp.RunEnded]]] = {}
@@ -80,7 +88,7 @@ class Worker(Process):
             act.PrepareJob: self._prepare,
             act.EndProcess: lambda _: self.end(),
         }
-        self.after(world.delay(), self._connect)
+        self.after(network.delay(), self._connect)
         self.after(self._heartbeat_s, self._beat)
 
     # -- the core ------------------------------------------------------------------------------------------------------
@@ -92,7 +100,7 @@ class Worker(Process):
             return
         self._handling = True
         while self._inputs and self.alive:
-            actions = self.core.handle(self._inputs.popleft(), self.world.now)
+            actions = self.core.handle(self._inputs.popleft(), self.network.now)
             self.core.validate()
             for action in actions:
                 does = self._does.get(type(action))
@@ -135,9 +143,9 @@ class Worker(Process):
     def _prepare(self, action: act.PrepareJob) -> None:
         match action.message:
             case msg.ListSources(job=job):
-                self._beside(job, self.world.rng.uniform(0.05, 1.0), partial(self._listed, job))
+                self._beside(job, self.network.rng.uniform(0.05, 1.0), partial(self._listed, job))
             case msg.ChooseSharding() as message:
-                self._beside(message.job, self.world.rng.uniform(0.05, 0.5), partial(self._chosen, message))
+                self._beside(message.job, self.network.rng.uniform(0.05, 0.5), partial(self._chosen, message))
 
     def _advance(self, lane: int, verdict: act.Verdict | None) -> None:
         _, steps = self._runs[lane]
@@ -153,23 +161,23 @@ class Worker(Process):
             self._asking.add(lane)
             self.feed(inp.RunAsks(lane, waits))
 
-    def usings(self) -> list[Using]:
-        """What runs have of caches."""
+    def usings(self) -> list[SimulatedCacheUse]:
+        """Return what runs use of caches."""
         return [run.using for run, _ in self._runs.values() if run.using is not None]
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        dispatcher = self.town.dispatcher
-        if dispatcher is None or not self.world.reachable(self, dispatcher):
+        dispatcher = self.cluster.dispatcher
+        if dispatcher is None or not self.network.reachable(self, dispatcher):
             self.after(next(self._pauses), self._connect)
             return
-        self.session = Connection(self.world, self, dispatcher, "session")
+        self.session = Connection(self.network, self, dispatcher, "session")
         hello = msg.WorkerHello(*(self.name, self.address, self.host, 1, 1), only=self.only, buffer_bytes=self.buffer)
         self.feed(inp.SessionOpened(hello))
 
     def heard(self, connection: Connection, message: Any) -> None:
-        """A word of the dispatcher, a consumer, or another worker."""
+        """Take a message of the dispatcher, a consumer, or another worker."""
         if connection is self.session:
             self._told(message)
         elif connection in self._fetches:
@@ -182,7 +190,7 @@ class Worker(Process):
             self.feed(inp.PeerSaid(connection, message))
 
     def broken(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
         if connection is self.session:
             self.session = None
             self.after(next(self._pauses), self._connect)
@@ -200,15 +208,15 @@ class Worker(Process):
     def _told(self, message: Any) -> None:
         match message:
             case BlocksKnown():
-                self.catalogs.known(message)
+                self.known_blocks.known(message)
             case MeasureStore(path=path):
                 measured = StoreMeasured(path, StoreCost(READS, READS, WRITES, 1e-10, 2))
-                self.after(self.world.rng.uniform(0.1, 2.0), self.feed, inp.Say(measured))
+                self.after(self.network.rng.uniform(0.1, 2.0), self.feed, inp.Say(measured))
             case msg.StopWorker():
                 self.stop()
             case _:
                 if isinstance(message, msg.WorkerWelcome):
-                    self._pauses = delays_of(self.world)
+                    self._pauses = delays_of(self.network)
                     self._heartbeat_s = message.heartbeat_s
                 self.feed(inp.Heard(message))
 
@@ -222,12 +230,12 @@ class Worker(Process):
 
     # -- what runs beside the lanes ------------------------------------------------------------------------------------
 
-    def pipeline(self, job: str) -> Pipeline:
-        """What a job runs."""
-        return self.town.pipelines[self.core.jobs[job].spec.structure]
+    def pipeline(self, job: str) -> SimulatedPipeline:
+        """Return the pipeline of a job."""
+        return self.cluster.pipelines[self.core.jobs[job].spec.structure]
 
     def _beside(self, job: str, seconds: float, then: Callable[[], None]) -> None:
-        """Runs code of a job for so many seconds, once no other job's runs."""
+        """Run code of a job for so many seconds, once no other job's runs."""
         who = object()
         self._codes[who] = partial(self.after, seconds, self._ran, who, then)
         self.feed(inp.CodeWanted(who, job))
@@ -237,20 +245,20 @@ class Worker(Process):
         then()
 
     def _listed(self, name: str) -> None:
-        job, dispatcher = self.core.jobs.get(name), self.town.dispatcher
+        job, dispatcher = self.core.jobs.get(name), self.cluster.dispatcher
         if job is None:
             return
         pipeline = self.pipeline(name)
         digest, data = pipeline.packed_tables
-        if dispatcher is None or not self.world.reachable(self, dispatcher):
-            self.after(self.world.rng.uniform(0.5, 2.0), self._listed, name)
+        if dispatcher is None or not self.network.reachable(self, dispatcher):
+            self.after(self.network.rng.uniform(0.5, 2.0), self._listed, name)
             return
         dispatcher.disk.blobs[digest] = data  # by a call of its own, before it is said
         points, generation = pipeline.points(job.seed), job.generation
         listed = msg.SourcesListed(
             name, summaries(pipeline.tables), points=points, digest=digest, generation=generation
         )
-        self.after(self.world.delay(), self.feed, inp.Say(listed))
+        self.after(self.network.delay(), self.feed, inp.Say(listed))
 
     def _chosen(self, message: msg.ChooseSharding) -> None:
         if message.job in self.core.jobs:
@@ -258,12 +266,12 @@ class Worker(Process):
             self.feed(inp.Say(msg.ShardingChosen(message.job, message.epoch, owners)))
 
     def measured(self, job: str, units: int, outputs: int, seconds: float) -> None:
-        """What a run of a job did."""
+        """Add up what a run of a job did."""
         before = self._measures.get(job, (0, 0, 0.0))
         self._measures[job] = before[0] + units, before[1] + outputs, before[2] + seconds
 
     def _nodes(self, job: str) -> list[NodeMeasure]:
-        """As if all that takes time were what is above the source."""
+        """Measure the job as if all that takes time were above its source."""
         units, outputs, seconds = self._measures.get(job, (0, 0, 0.0))
         nodes = self.pipeline(job).graph.nodes
         return [
@@ -291,7 +299,7 @@ class Worker(Process):
             peer.send(self, header)
             return
         ref = msg.TaskRef(self._peers[peer], header.epoch, header.task)
-        self.checks.served(self, ref, header.lease)
+        self.invariants.served(self, ref, header.lease)
         peer.send(self, (header, buffers))
 
     def fetch(self, address: str, refs: list[msg.TaskRef], lane: int) -> Fetch:
@@ -299,13 +307,13 @@ class Worker(Process):
         if address == self.address:
             return Fetch(lane, refs, {ref: self.core.leftovers.get(ref) for ref in refs}, over=True)
         fetch = Fetch(lane, refs)
-        holder = self.town.workers.get(address)
+        holder = self.cluster.workers.get(address)
         if holder is None or not holder.alive:
-            self.after(self.world.delay(), self._give_up, fetch)
-        elif not self.world.reachable(self, holder):
+            self.after(self.network.delay(), self._give_up, fetch)
+        elif not self.network.reachable(self, holder):
             self.after(ANSWER_S, self._give_up, fetch)
         else:
-            connection = Connection(self.world, self, holder, "leftovers")
+            connection = Connection(self.network, self, holder, "leftovers")
             self._fetches[connection] = fetch
             for ref in refs:
                 connection.send(self, data_messages.FetchLeftovers(ref))
@@ -328,23 +336,23 @@ class Worker(Process):
 
     def stop(self) -> None:
         """Leaves in good order; the second time at once."""
-        within = self.world.rng.choice((3.0, 30.0))
+        within = self.network.rng.choice((3.0, 30.0))
         self.after(within, self.feed, inp.TimeUp())
         self.feed(inp.Drain(within))
 
     def end_badly(self) -> None:
-        """An element has ended the process."""
-        self.town.fired["worker ended by an element"] += 1
+        """End the process, as an element does."""
+        self.cluster.fired["worker ended by an element"] += 1
         self.die()
-        self.town.worker_over(self)
+        self.cluster.worker_over(self)
 
     def end(self) -> None:
-        """The process is over."""
+        """End the process."""
         if self.alive:
             self.die()
-            self.town.worker_over(self)
+            self.cluster.worker_over(self)
 
 
-def delays_of(world: World) -> Iterator[float]:
-    """As :func:`millrace.wire.backoff.delays`, drawn from the world's generator."""
-    return delays(draw=world.rng.random)
+def delays_of(network: VirtualNetwork) -> Iterator[float]:
+    """Yield pauses as :func:`millrace.wire.backoff.delays`, drawn from the network's generator."""
+    return delays(draw=network.rng.random)

@@ -36,7 +36,7 @@ class Block:
 
 
 class Store:
-    """What :class:`millrace.blocks.stores.block_store.BlockStore` is to the real dispatcher and workers.
+    """Store of blocks, as :class:`millrace.blocks.stores.block_store.BlockStore` is one.
 
     Attributes:
         full: nothing more can be published; ``failed``: how often that was tried.
@@ -49,7 +49,7 @@ class Store:
         self.blocks: dict[tuple[str, str], Block] = {}
 
     def publish(self, place: str, block: Block) -> None:
-        """The block is there, in the place of another one of its name.
+        """Publish a block, in the place of another one of its name.
 
         Raises:
             FullError: the disk is full.
@@ -60,7 +60,7 @@ class Store:
         self.blocks[place, block.kept.name] = block
 
     def index(self, place: str, name: str) -> frozenset[int]:
-        """The units that a block has.
+        """Return the units that a block has.
 
         Raises:
             UnreadableError: it is not there.
@@ -70,7 +70,7 @@ class Store:
         return frozenset(self.blocks[place, name].items)
 
     def read(self, place: str, name: str, unit: int) -> tuple[int, str]:
-        """The epoch whose random values are kept of a unit, and who made the block.
+        """Return the epoch whose random values are kept of a unit, and who made the block.
 
         Raises:
             UnreadableError: the block is not there, or damaged.
@@ -81,18 +81,18 @@ class Store:
         return block.items[unit], block.writer
 
     def delete(self, place: str, name: str) -> None:
-        """Removes a block, if it is there."""
+        """Remove a block, if it is there."""
         self.blocks.pop((place, name), None)
 
     def lose(self, rng: random.Random) -> bool:
-        """Some blocks are gone, and nobody is told; False if there are none."""
+        """Lose some blocks, and tell nobody; False if there are none."""
         lost = self._some(rng)
         for key in lost:
             del self.blocks[key]
         return bool(lost)
 
     def damage(self, rng: random.Random) -> bool:
-        """Some blocks' bytes are not what they were, which is noticed when they are read; False if there are none."""
+        """Damage some blocks, which is noticed when they are read; False if there are none."""
         damaged = self._some(rng)
         for key in damaged:
             self.blocks[key] = replace(self.blocks[key], damaged=True)
@@ -110,5 +110,5 @@ class Store:
         return found
 
     def writers(self) -> dict[str, str]:
-        """Of the blocks at each place."""
+        """Return the writers of the blocks, by place."""
         return {place: block.writer for (place, _), block in self.blocks.items()}

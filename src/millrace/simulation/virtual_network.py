@@ -19,7 +19,7 @@ class Violation(Exception):  # noqa: N818 - what a simulation looks for, not an 
     """Something was so that must never be."""
 
 
-class World:
+class VirtualNetwork:
     """Time and the network.
 
     Args:
@@ -52,7 +52,7 @@ class World:
         self.at(self.now + delay, call, *args)
 
     def step(self) -> None:
-        """The next thing happens."""
+        """Let the next thing happen."""
         self.now, _, call, args = heapq.heappop(self._heap)
         call(*args)
 
@@ -69,7 +69,7 @@ class World:
             connection.cut(KEEPALIVE_S)
 
     def join(self, one: str, other: str) -> None:
-        """They can reach each other again."""
+        """Let them reach each other again."""
         self._apart.discard(frozenset((one, other)))
 
     def reachable(self, one: Process, other: Process) -> bool:
@@ -93,8 +93,8 @@ class Process:
         name: of the process, never used again after it.
     """
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
+    def __init__(self, network: VirtualNetwork, name: str) -> None:
+        self.network = network
         self.name = name
         self.alive = True
         self.paused = False
@@ -111,24 +111,24 @@ class Process:
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         """``call(*args)`` in ``delay`` seconds, if it is there then."""
-        self.world.after(delay, self.do, call, *args)
+        self.network.after(delay, self.do, call, *args)
 
     def pause(self) -> None:
-        """It hangs; connections stay."""
+        """Hang; connections stay."""
         self.paused = True
 
     def resume(self) -> None:
-        """It goes on."""
+        """Go on."""
         self.paused = False
         waiting, self._backlog = self._backlog, []
         for call, args in waiting:
             self.do(call, *args)
 
     def die(self, *, silently: bool = False) -> None:
-        """It is gone at once. ``silently``: with its host, so that its peers find out late."""
+        """End at once. ``silently``: with its host, so that its peers find out late."""
         self.alive = False
         self._backlog.clear()
-        for connection in self.world.of(self):
+        for connection in self.network.of(self):
             connection.cut(KEEPALIVE_S if silently else 0.05)
 
     def heard(self, connection: Connection, message: Any) -> None:
@@ -144,16 +144,16 @@ class Connection:
     """Two ends; what one says the other hears, in order, as long as it lives.
 
     Args:
-        world: the network.
+        network: the network.
         left: who made it.
         right: whom to.
         label: told by :class:`Process` methods to know what it is for.
     """
 
-    __slots__ = ("_due", "_knows", "ends", "label", "live", "under_way", "world")
+    __slots__ = ("_due", "_knows", "ends", "label", "live", "network", "under_way")
 
-    def __init__(self, world: World, left: Process, right: Process, label: str) -> None:
-        self.world = world
+    def __init__(self, network: VirtualNetwork, left: Process, right: Process, label: str) -> None:
+        self.network = network
         self.ends = (left, right)
         self.label = label
         self.live = True
@@ -161,7 +161,7 @@ class Connection:
         self._knows = [False, False]
         self.under_way = [0, 0]
         """Messages that each end has said and the other has not heard."""
-        world.connections[self] = None
+        network.connections[self] = None
 
     def open_at(self, end: Process) -> bool:
         """Whether this end still takes it for alive."""
@@ -173,28 +173,28 @@ class Connection:
         if self._knows[side] or not self.live:
             return
         self.under_way[side] += 1
-        self.world.at(self._arrival(side), self._deliver, side, message)
+        self.network.at(self._arrival(side), self._deliver, side, message)
 
     def close(self, end: Process) -> None:
-        """This end has had enough; the other one hears all that was said before."""
+        """Close the connection at one end; the other one hears all that was said before."""
         side = self.ends.index(end)
         if self._knows[side]:
             return
         self._knows[side] = True
         if self.live:
-            self.world.at(self._arrival(side), self._closed, 1 - side)
+            self.network.at(self._arrival(side), self._closed, 1 - side)
 
     def cut(self, within: float) -> None:
-        """It breaks: what is under way is lost, and each end is told within so many seconds."""
+        """Break: what is under way is lost, and each end is told within so many seconds."""
         if not self.live:
             return
         self.live = False
-        self.world.connections.pop(self, None)
+        self.network.connections.pop(self, None)
         for side in (0, 1):
-            self.world.after(self.world.rng.uniform(0.0, within), self._tell, side)
+            self.network.after(self.network.rng.uniform(0.0, within), self._tell, side)
 
     def _arrival(self, side: int) -> float:
-        self._due[side] = max(self._due[side], self.world.now + self.world.delay())
+        self._due[side] = max(self._due[side], self.network.now + self.network.delay())
         return self._due[side]
 
     def _deliver(self, side: int, message: Any) -> None:
@@ -205,13 +205,13 @@ class Connection:
         self.under_way[side] -= 1
         if not self._knows[1 - side]:
             receiver = self.ends[1 - side]
-            self.world.note(f"{self.ends[side].name} > {receiver.name}", message)
+            self.network.note(f"{self.ends[side].name} > {receiver.name}", message)
             receiver.heard(self, message)
 
     def _closed(self, side: int) -> None:
         if self.live:
             self.live = False
-            self.world.connections.pop(self, None)
+            self.network.connections.pop(self, None)
             self._tell(side)
 
     def _tell(self, side: int) -> None:

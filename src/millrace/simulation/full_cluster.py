@@ -36,8 +36,8 @@ TRAINING = 10.0
 """Price of a second of the consumer, in seconds of a worker."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What a policy made of one job.
+class FullClusterOutcome(msgspec.Struct, frozen=True):
+    """Result of a policy with one job.
 
     Attributes:
         settled: while the cluster was full it found the best number that had room.
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
     recovered: bool
 
 
-class Played:
+class FullClusterRun:
     """A job with one policy, from look to look.
 
     Args:
@@ -70,7 +70,7 @@ class Played:
         self._short: Shortage | None = None
 
     def look(self, room: int) -> None:
-        """The next one, on a cluster with room for so many workers."""
+        """Take the next look, on a cluster with room for so many workers."""
         self._now += LOOK_S
         self.there = min(self.plan, room)
         self._known, self._short = capacity.watch(
@@ -86,14 +86,14 @@ class Played:
         self.plan = min(self._search.workers, most)
 
 
-def play(seed: int, kind: Kind = "millrace") -> Outcome:
+def play(seed: int, kind: Kind = "millrace") -> FullClusterOutcome:
     """One job, of those that need three workers or more."""
-    rng = random.Random(f"cramped {seed}")
+    rng = random.Random(f"full_cluster {seed}")
     job = workload(rng)
     while job.least() < FEWEST:
         job = workload(rng)
     room = max(1, math.floor(job.least() * rng.uniform(*ROOM)))
-    played, settled, pending = Played(kind, job, rng), False, 0
+    played, settled, pending = FullClusterRun(kind, job, rng), False, 0
     goal = goal_of(job, TRAINING, room)
     for number in range(FULL_LOOKS):
         played.look(room)
@@ -105,11 +105,11 @@ def play(seed: int, kind: Kind = "millrace") -> Outcome:
         played.look(MOST)
         if number >= ROOMY_LOOKS - LAST:
             right += goal.met(job, played.there, kind)
-    return Outcome(settled, pending / (FULL_LOOKS - FULL_LOOKS // 2), 2 * right > LAST)
+    return FullClusterOutcome(settled, pending / (FULL_LOOKS - FULL_LOOKS // 2), 2 * right > LAST)
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a policy made of many jobs.
+class FullClusterReport(msgspec.Struct, frozen=True):
+    """Results of a policy with many jobs.
 
     Attributes:
         jobs: how many.
@@ -126,10 +126,10 @@ class Report(msgspec.Struct, frozen=True):
     wrong: list[int]
 
 
-def run(seeds: Iterable[int], kind: Kind = "millrace") -> Report:
+def run(seeds: Iterable[int], kind: Kind = "millrace") -> FullClusterReport:
     """Plays a job for each seed."""
     outcomes = {seed: play(seed, kind) for seed in seeds}
-    return Report(
+    return FullClusterReport(
         len(outcomes),
         statistics.fmean(each.settled for each in outcomes.values()),
         max(each.pending for each in outcomes.values()),
@@ -138,14 +138,14 @@ def run(seeds: Iterable[int], kind: Kind = "millrace") -> Report:
     )
 
 
-def as_json(reports: Mapping[str, scaling.Report], full: Mapping[str, Report]) -> str:
-    """What policies made of jobs on clusters with room for all, and under ``full_cluster`` of those without."""
+def as_json(reports: Mapping[str, scaling.ScalingReport], full: Mapping[str, FullClusterReport]) -> str:
+    """Encode the reports; those of clusters without room for all stand under ``full_cluster``."""
     both = {name: {**msgspec.to_builtins(each), "full_cluster": full[name]} for name, each in reports.items()}
     return msgspec.json.format(msgspec.json.encode(both), indent=2).decode()
 
 
-def show(reports: Mapping[str, Report]) -> None:
-    """Prints a line for each policy."""
+def show(reports: Mapping[str, FullClusterReport]) -> None:
+    """Print a line for each policy."""
     table = Table("policy", "right while the cluster is full", "workers pending", "right when there is room again")
     for policy, each in reports.items():
         shares = (f"{100 * share:.0f} %" for share in (each.settled, each.pending, each.recovered))

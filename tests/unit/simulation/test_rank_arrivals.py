@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation import ranks
-from millrace.simulation.ranks import Ranks
+from millrace.simulation import rank_arrivals
+from millrace.simulation.rank_arrivals import RankArrivals
 
 
-class Town:
-    """What :class:`Ranks` asks of a schedule; ``later`` has what it asked to be called later."""
+class FakeCluster:
+    """What :class:`RankArrivals` asks of a schedule; ``later`` has what it asked to be called later."""
 
     def __init__(self, spec: JobSpec, consumers: dict[int, Any]) -> None:
         self.later: list[Any] = []
         self.started: list[int] = []
-        self.world = SimpleNamespace(after=lambda _s, call, *given: self.later.append((call, given)))
+        self.network = SimpleNamespace(after=lambda _s, call, *given: self.later.append((call, given)))
         job = SimpleNamespace(spec=spec, equal=False, consumers=consumers, left=set())
         self.dispatcher = SimpleNamespace(state=SimpleNamespace(jobs={spec.name: job}))
         self.fired: Counter[str] = Counter()
@@ -42,18 +42,18 @@ class Town:
 
 @pytest.fixture(autouse=True)
 def _all_are_lost(monkeypatch):
-    monkeypatch.setattr(ranks, "LOST", 1.0)
+    monkeypatch.setattr(rank_arrivals, "LOST", 1.0)
 
 
 @pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_lost_rank_that_was_never_seen_is_started_where_the_others_wait_for_it(equal, seen):
     spec = JobSpec("job", b"", "bundle", num_consumers=2, equal_steps=equal)
-    town = Town(spec, {0: None, 1: None} if seen else {0: None})
-    stand_in: Any = town
-    assert not Ranks(stand_in, 0).replaced(stand_in.lost)
-    assert town.expected == 1
+    cluster = FakeCluster(spec, {0: None, 1: None} if seen else {0: None})
+    stand_in: Any = cluster
+    assert not RankArrivals(stand_in, 0).replaced(stand_in.lost)
+    assert cluster.expected == 1
     for _ in range(3):
-        town.looked()
-    assert town.started == ([1] if equal and not seen else [])
-    assert town.expected == 1 + len(town.started)
+        cluster.looked()
+    assert cluster.started == ([1] if equal and not seen else [])
+    assert cluster.expected == 1 + len(cluster.started)

@@ -1,4 +1,4 @@
-"""What a worker reads from caches and adds to them: :mod:`millrace.worker.cache_access`, without files.
+"""Reads from caches and additions to them by a worker: :mod:`millrace.worker.cache_access`, without files.
 
 It has its blocks' indexes from when it first needed them, as the real one: so a block may be known, and gone.
 """
@@ -14,13 +14,13 @@ from millrace.simulation.pipelines import bytes_of
 from millrace.simulation.store import Block, FullError, Store, UnreadableError
 
 if TYPE_CHECKING:
-    from millrace.simulation.invariants import Checks
+    from millrace.simulation.invariants import Invariants
 
 BLOCK_ITEMS = 5
 """A block is ended when it has so many."""
 
 
-class Catalogs:
+class KnownBlocks:
     """The blocks that a worker knows, by place."""
 
     def __init__(self, store: Store) -> None:
@@ -29,7 +29,7 @@ class Catalogs:
         self._indexes: dict[str, dict[str, frozenset[int]]] = {}
 
     def known(self, message: BlocksKnown) -> None:
-        """The dispatcher tells of blocks."""
+        """Note what the dispatcher tells of blocks."""
         before = [] if message.whole else self._news.get(message.place, [])
         self._news[message.place] = [name for name in [*before, *message.names] if name not in message.gone]
         for name in [*self._indexes.get(message.place, ())]:
@@ -37,7 +37,7 @@ class Catalogs:
                 self.forget(message.place, name)
 
     def open(self, place: str) -> list[str]:
-        """Reads the indexes of what is new; names of the blocks for which that failed."""
+        """Read the indexes of what is new; return names of the blocks for which that failed."""
         indexes, lost = self._indexes.setdefault(place, {}), []
         for name in self._news.pop(place, []):
             if name not in indexes:
@@ -48,11 +48,11 @@ class Catalogs:
         return lost
 
     def find(self, place: str, unit: int) -> str:
-        """The name of a block that has a unit; empty if none has."""
+        """Return the name of a block that has a unit; empty if none has."""
         return next((name for name, units in self._indexes.get(place, {}).items() if unit in units), "")
 
     def forget(self, place: str, name: str) -> None:
-        """The block is not to be used any more."""
+        """Use a block no more."""
         self._indexes.get(place, {}).pop(name, None)
 
     def reads(self, place: str, name: str) -> bool:
@@ -60,23 +60,23 @@ class Catalogs:
         return name in self._indexes.get(place, ()) or name in self._news.get(place, ())
 
 
-class Using:
-    """What one run has of a cache.
+class SimulatedCacheUse:
+    """Use of a cache by one run.
 
     Args:
-        catalogs: of its worker.
+        known_blocks: of its worker.
         lease: of the run, with a cache.
-        checks: hears of what is published.
+        invariants: hears of what is published.
     """
 
-    def __init__(self, catalogs: Catalogs, lease: LeaseTask, checks: Checks) -> None:
+    def __init__(self, known_blocks: KnownBlocks, lease: LeaseTask, invariants: Invariants) -> None:
         assert lease.cache is not None
         self.use: CacheUse = lease.cache
         self.lease = lease.lease
         self._job = lease.ref.job
-        self._catalogs, self._checks = catalogs, checks
+        self._known_blocks, self._invariants = known_blocks, invariants
         self._places = self.use.place, *self.use.also
-        self._lost = {place: catalogs.open(place) for place in self._places}
+        self._lost = {place: known_blocks.open(place) for place in self._places}
         self._keeps = self.use.room > 0 and not lease.probe_level and not lease.poison
         self._made: dict[int, int] = {}
         self._draft: dict[int, int] = {}
@@ -85,22 +85,22 @@ class Using:
         self._hits = 0
 
     def read(self, unit: int) -> int | None:
-        """The epoch whose random values are kept of a unit; None if it is not kept."""
+        """Return the epoch whose random values are kept of a unit; None if it is not kept."""
         for place in self._places:
-            while name := self._catalogs.find(place, unit):
+            while name := self._known_blocks.find(place, unit):
                 try:
-                    found, writer = self._catalogs.store.read(place, name, unit)
+                    found, writer = self._known_blocks.store.read(place, name, unit)
                 except UnreadableError:
-                    self._catalogs.forget(place, name)
+                    self._known_blocks.forget(place, name)
                     self._lost[place].append(name)
                 else:
                     self._hits += 1
-                    self._checks.caches.read(self._job, writer)
+                    self._invariants.caches.read(self._job, writer)
                     return found
         return None
 
     def made(self, unit: int, values: int) -> None:
-        """A unit was computed: it is kept, if there is room for all that is."""
+        """Keep a unit that was computed, if there is room for all that is."""
         self._made[unit] = values
         if not self._keeps or self._error:
             return
@@ -117,12 +117,12 @@ class Using:
         return len(self._made)
 
     def finish(self) -> None:
-        """The run has come to its end: what was made may be kept."""
+        """Keep the rest of what was made, as the run has come to its end."""
         if self._keeps and not self._error and self._draft:
             self._publish()
 
     def told(self) -> list[CacheUsed]:
-        """What the dispatcher is told."""
+        """Return what the dispatcher is told."""
         mine, *others = self._places
         used = CacheUsed(
             self._job,
@@ -142,9 +142,9 @@ class Using:
         name = hashlib.blake2b(repr(sorted(draft)).encode(), digest_size=8).hexdigest()
         block = Block(KeptBlock(name, sum(map(bytes_of, draft)), len(draft)), draft, self.lease, self.use.writer)
         try:
-            self._catalogs.store.publish(self.use.place, block)
+            self._known_blocks.store.publish(self.use.place, block)
         except FullError:
             self._error = "the disk is full"
             return
         self._blocks.append(block.kept)
-        self._checks.caches.published(self._job, self.use.place, block)
+        self._invariants.caches.published(self._job, self.use.place, block)

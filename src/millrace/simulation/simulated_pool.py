@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_cluster import SimulatedCluster
 
 SCALED = 1 / 3
 """Share of the schedules in which the dispatcher has a cluster, and decides how many workers there are."""
@@ -16,11 +16,11 @@ BEGIN_S = (0.1, 2.0)
 """Between these seconds a worker takes to begin."""
 
 
-class Cluster:
+class SimulatedPool:
     """Starts and ends workers, as :mod:`millrace.dispatcher.worker_pool` has it done.
 
     Args:
-        town: where they live.
+        cluster: where they live.
         rng: of how much room there is, and how soon workers begin.
 
     Attributes:
@@ -28,14 +28,14 @@ class Cluster:
         asked: workers that are to run.
     """
 
-    def __init__(self, town: Town, rng: random.Random) -> None:
+    def __init__(self, cluster: SimulatedCluster, rng: random.Random) -> None:
         self.room = rng.choice(ROOMS)
         self.asked = 0
-        self._town = town
+        self._cluster = cluster
         self._rng = rng
 
     def settings(self) -> dict[str, Any]:
-        """What a dispatcher that has it is set to: all that takes minutes takes seconds."""
+        """Return the settings of its dispatcher: all that takes minutes takes seconds."""
         most = self._rng.choice((3, 5, 8))
         first = self._rng.choice((1, 1, 2))
         return {
@@ -48,13 +48,13 @@ class Cluster:
         }
 
     def resize(self, workers: int) -> None:
-        """So many are to run; those that have no room and are not wanted any more never begin."""
+        """Run so many; those that have no room and are not wanted any more never begin."""
         self.asked = workers
         self.fill_soon()
 
     def fill_soon(self) -> None:
-        """Starts in a moment what is missing and has room."""
-        self._town.world.after(self._rng.uniform(*BEGIN_S), self._fill)
+        """Start in a moment what is missing and has room."""
+        self._cluster.network.after(self._rng.uniform(*BEGIN_S), self._fill)
 
     def change_room(self) -> None:
         """There is room for another number of workers."""
@@ -62,8 +62,8 @@ class Cluster:
         self.fill_soon()
 
     def _fill(self) -> None:
-        if self._town.dispatcher is None:
+        if self._cluster.dispatcher is None:
             return
-        running = sum(not worker.only for worker in self._town.alive_workers())
+        running = sum(not worker.only for worker in self._cluster.alive_workers())
         for _ in range(min(self.asked, self.room) - running):
-            self._town.add_worker()
+            self._cluster.add_worker()

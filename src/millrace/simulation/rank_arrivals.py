@@ -10,8 +10,8 @@ from millrace.control.tasks.task_queue import held_back
 from millrace.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
-    from millrace.simulation.simulated_consumer import Consumer
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_consumer import SimulatedConsumer
 
 LOST = 0.3
 """Share of the killed consumers that are not started again."""
@@ -32,16 +32,16 @@ class Late(NamedTuple):
     born: float
 
 
-class Ranks:
-    """Who comes late to the jobs of a schedule.
+class RankArrivals:
+    """Ranks that come late to the jobs of a schedule.
 
     Args:
-        town: where they come to.
+        cluster: where they come to.
         seed: of the schedule.
     """
 
-    def __init__(self, town: Town, seed: int) -> None:
-        self._town = town
+    def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
+        self._cluster = cluster
         self._rng = random.Random(f"ranks {seed}")
         self._after: dict[str, list[Late]] = {}
 
@@ -56,52 +56,52 @@ class Ranks:
         return dict.fromkeys(self._rng.sample(range(count), self._rng.randrange(1, count)), kind)
 
     def expect(self, spec: JobSpec, index: int, stops: dict[int, int], kind: str) -> None:
-        """A rank comes, or does not, as :meth:`late` said."""
-        town, world = self._town, self._town.world
-        town.fired[f"rank {kind}"] += 1
+        """Have a rank come, or not, as :meth:`late` said."""
+        cluster, network = self._cluster, self._cluster.network
+        cluster.fired[f"rank {kind}"] += 1
         if kind == "never":
             return
-        town.expected += 1
+        cluster.expected += 1
         if kind == "late":
-            at = self._rng.uniform(3.0, 1.2 * town.settings.job_gc_timeout_s)
-            world.after(at, town.add_consumer, spec, index, stops)
+            at = self._rng.uniform(3.0, 1.2 * cluster.settings.job_gc_timeout_s)
+            network.after(at, cluster.add_consumer, spec, index, stops)
         else:
-            self._after.setdefault(spec.name, []).append(Late(spec, index, stops, world.now))
+            self._after.setdefault(spec.name, []).append(Late(spec, index, stops, network.now))
 
-    def replaced(self, consumer: Consumer) -> bool:
+    def replaced(self, consumer: SimulatedConsumer) -> bool:
         """Whether another process is started for a consumer that was killed."""
         if self._rng.random() >= LOST:
             return True
-        self._town.fired["consumer not replaced"] += 1
-        self._town.expected -= 1
-        self._town.one_less(consumer.spec.name)
+        self._cluster.fired["consumer not replaced"] += 1
+        self._cluster.expected -= 1
+        self._cluster.one_less(consumer.spec.name)
         if consumer.spec.equal_steps:
-            self._town.world.after(SAID_S, self._look_for, consumer)
+            self._cluster.network.after(SAID_S, self._look_for, consumer)
         return False
 
-    def _look_for(self, lost: Consumer) -> None:
+    def _look_for(self, lost: SimulatedConsumer) -> None:
         """Nobody has a step before all ranks have been there, and the job says whom it waits for: it is started."""
-        town, spec = self._town, lost.spec
-        state = None if town.dispatcher is None else town.dispatcher.state
+        cluster, spec = self._cluster, lost.spec
+        state = None if cluster.dispatcher is None else cluster.dispatcher.state
         job = None if state is None else state.jobs.get(spec.name)
-        if town.ranks[spec.name, lost.consumer] is not lost or town.expected <= 0:
+        if cluster.ranks[spec.name, lost.consumer] is not lost or cluster.expected <= 0:
             return
         if job is None or not (held_back(job) and is_missing(job, lost.consumer)):
-            town.world.after(SAID_S, self._look_for, lost)
+            cluster.network.after(SAID_S, self._look_for, lost)
             return
-        town.fired["lost rank asked for"] += 1
-        town.expected += 1
-        town.add_consumer(spec, lost.consumer, {**lost.stops}, None, lost.states)
+        cluster.fired["lost rank asked for"] += 1
+        cluster.expected += 1
+        cluster.add_consumer(spec, lost.consumer, {**lost.stops}, None, lost.states)
 
     def nobody_reads(self, name: str) -> None:
         """All that were there of a job have closed, or died: now the others come, sooner or later than is waited."""
-        town, rng = self._town, self._rng
+        cluster, rng = self._cluster, self._rng
         waiting = self._after.pop(name, [])
         again = bool(waiting) and rng.random() < ANEW
         if again:
-            town.fired["run again"] += 1
-            town.run_again(name)
+            cluster.fired["run again"] += 1
+            cluster.run_again(name)
         for each in waiting:
-            at = rng.uniform(0.1, (0.5 if again else 1.3) * town.settings.job_gc_timeout_s)
-            born = each.born if rng.random() < 0.5 else town.world.now + at
-            town.world.after(at, town.add_consumer, each.spec, each.rank, each.stops, born)
+            at = rng.uniform(0.1, (0.5 if again else 1.3) * cluster.settings.job_gc_timeout_s)
+            born = each.born if rng.random() < 0.5 else cluster.network.now + at
+            cluster.network.after(at, cluster.add_consumer, each.spec, each.rank, each.stops, born)

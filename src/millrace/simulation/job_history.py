@@ -1,4 +1,4 @@
-"""What became of jobs and their epochs, as the checks note it."""
+"""History of jobs and their epochs, as the invariants note it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from millrace.protocol.job_spec import JobSpec
 
 
 @dataclass
-class EpochBook:
-    """What became of one epoch of one job.
+class EpochHistory:
+    """History of one epoch of one job.
 
     Attributes:
         yielded: elements that a user has, and by which client; ``void``: the same of who was given up and did not know;
@@ -41,8 +41,8 @@ class EpochBook:
 
 
 @dataclass
-class JobBook:
-    """What became of one job, from its creation to its end.
+class JobHistory:
+    """History of one job, from its creation to its end.
 
     Attributes:
         joined: by consumer, the client that reads as it; ``reads``: the epoch that it has begun.
@@ -53,7 +53,7 @@ class JobBook:
     """
 
     spec: JobSpec
-    epochs: dict[int, EpochBook] = field(default_factory=dict)
+    epochs: dict[int, EpochHistory] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
     reads: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -62,11 +62,11 @@ class JobBook:
     broken: bool = False
     skipped: set[int] = field(default_factory=set)
 
-    def epoch(self, number: int) -> EpochBook:
-        """The book of an epoch."""
-        return self.epochs.setdefault(number, EpochBook())
+    def epoch(self, number: int) -> EpochHistory:
+        """Return the history of an epoch."""
+        return self.epochs.setdefault(number, EpochHistory())
 
     def interrupt(self, upto: int) -> None:
         """Somebody reads epoch ``upto`` no further, and may not have said what it had of those before."""
-        for number, book in self.epochs.items():
-            book.interrupted |= number <= upto
+        for number, history in self.epochs.items():
+            history.interrupted |= number <= upto

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation.pipelines import Output, Pipeline, bare, barren
+from millrace.simulation.pipelines import Output, SimulatedPipeline, bare, barren
 from millrace.simulation.virtual_network import Violation
 
 OF_THE_DATA = {"ElementError", "ElementTooLargeError"}
@@ -32,7 +32,7 @@ class FailedError(Exception):
 
 
 class OversizedError(Exception):
-    """What the task gives is larger than the worker's buffer.
+    """The output of a task is larger than the worker's buffer.
 
     Attributes:
         needs: buffer of a worker that can run it.
@@ -43,8 +43,8 @@ class OversizedError(Exception):
         self.needs = needs
 
 
-class Failing:
-    """What fails in a schedule.
+class DrawnFailures:
+    """Tasks that fail in a schedule.
 
     Args:
         seed: of the schedule.
@@ -61,16 +61,16 @@ class Failing:
         return not self.job and self._rng.random() < (FAIL_IN_ORDER if spec.deterministic else FAIL)
 
     def draw(self, job: str, length: int) -> None:
-        """Some tasks of a job fail."""
+        """Draw which tasks of a job fail."""
         some = [self._rng.randrange(length) for _ in range(self._rng.randrange(1, FAILING + 1))]
         self.job, self._tasks = job, {each: self._rng.choice(BEFORE) for each in some}
 
     def after(self, ref: msg.TaskRef) -> int | None:
-        """The number of outputs after which a task fails; None: it does not."""
+        """Return the number of outputs after which a task fails; None: it does not."""
         return self._tasks.get(ref.task) if ref.job == self.job else None
 
-    def instead(self, pipeline: Pipeline) -> Pipeline:
-        """The pipeline that a job has in the place of one without a cache."""
+    def instead(self, pipeline: SimulatedPipeline) -> SimulatedPipeline:
+        """Return the pipeline that a job has in the place of one without a cache."""
         return self._rng.choice(barren()) if not pipeline.cached and self._rng.random() < BARREN else pipeline
 
 
@@ -80,9 +80,9 @@ def failure_of(ref: msg.TaskRef, outputs: int) -> msg.Failure:
 
 
 def check_before(
-    failure: msg.Failure, pipeline: Pipeline, spec: JobSpec, consumer: int, epoch: int, came: AbstractSet[int]
+    failure: msg.Failure, pipeline: SimulatedPipeline, spec: JobSpec, consumer: int, epoch: int, came: AbstractSet[int]
 ) -> None:
-    """A consumer that gets an error has had what comes before it: of its task, and in a fixed order of earlier ones.
+    """Check that a consumer which gets an error has had what comes before it.
 
     Args:
         failure: of :func:`failure_of`, in a task of the consumer.
@@ -106,8 +106,8 @@ def check_before(
         raise Violation(f"task {task} of epoch {epoch} of job {spec.name} failed, and before it {absent} did not come")
 
 
-def _given(pipeline: Pipeline, spec: JobSpec, number: int) -> Iterator[Output]:
-    """The outputs of a task; none of a tail, which depend on what others have left."""
+def _given(pipeline: SimulatedPipeline, spec: JobSpec, number: int) -> Iterator[Output]:
+    """Return the outputs of a task; none of a tail, which depend on what others have left."""
     task = pipeline.plan_for(spec).task(number)
     if not task.inputs:
         yield from pipeline.put_out(task, pipeline.born_in(task))[0]

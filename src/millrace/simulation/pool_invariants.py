@@ -1,4 +1,4 @@
-"""What must hold of which workers there are, and of what they can run."""
+"""Invariants of which workers there are, and of what they can run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
 from millrace.policies.scaling import respawn
 from millrace.policies.scaling.capacity import DOUBLINGS
-from millrace.simulation.cluster import BEGIN_S
+from millrace.simulation.simulated_pool import BEGIN_S
 from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
-    from millrace.simulation.simulated_dispatcher import Dispatcher
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_dispatcher import SimulatedDispatcher
 
 STAYS_S = 10.0
 """A process that was given up has ended after so long, or is back."""
@@ -26,40 +26,40 @@ SLACK = 3
 """Waits for workers may be begun anew so often, as some come and others die."""
 
 
-class ClusterChecks:
+class PoolInvariants:
     """Hears of what one life of the dispatcher decides, and raises :class:`Violation`.
 
     Args:
-        town: knows which processes run.
+        cluster: knows which processes run.
     """
 
-    def __init__(self, town: Town) -> None:
-        self._town = town
-        self._life: Dispatcher | None = None
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._life: SimulatedDispatcher | None = None
         self._given_up: dict[str, float] = {}
         self._short_since: float | None = None
         self._unregistered: dict[str, float] = {}
 
-    def decided(self, dispatcher: Dispatcher, events: Sequence[Event]) -> None:
-        """The state has just been brought up to date."""
+    def decided(self, dispatcher: SimulatedDispatcher, events: Sequence[Event]) -> None:
+        """Check a state that has just been brought up to date."""
         if dispatcher is not self._life:  # what the one before had decided may never have been done
             self._life, self._given_up, self._short_since, self._unregistered = dispatcher, {}, None, {}
         for event in events:
             if isinstance(event, WorkerLost):
-                self._given_up[event.worker] = self._town.world.now
+                self._given_up[event.worker] = self._cluster.network.now
             elif isinstance(event, WorkerJoined):
                 self._given_up.pop(event.worker, None)
             elif isinstance(event, JobBroke) and event.failure.kind == "ElementTooLargeError":
                 _check_too_large(dispatcher.state, event)
 
-    def ticked(self, dispatcher: Dispatcher) -> None:
+    def ticked(self, dispatcher: SimulatedDispatcher) -> None:
         """Time has passed."""
-        if not self._town.owned or dispatcher.unwritable:
+        if not self._cluster.owned or dispatcher.unwritable:
             self._short_since = None  # what is decided meanwhile is done later
             return
-        now = self._town.world.now
+        now = self._cluster.network.now
         for worker, since in list(self._given_up.items()):
-            process = self._town.workers[f"{worker}:1"]
+            process = self._cluster.workers[f"{worker}:1"]
             if not process.alive or process.only:
                 del self._given_up[worker]
             elif now - since > STAYS_S:
@@ -78,9 +78,11 @@ class ClusterChecks:
             )
 
     def _check_registered(self, state: State, now: float) -> None:
-        """A process that hangs before it registers has ended after the longest time that one of them may take."""
+        """Check that a process which hangs before it registers has ended in time."""
         known = self._unregistered
-        self._unregistered = {name: known.get(name, now) for name in self._town.running() if name not in state.workers}
+        self._unregistered = {
+            name: known.get(name, now) for name in self._cluster.running() if name not in state.workers
+        }
         longest_s = 2**respawn.DOUBLINGS * max(state.settings.patience_s, 3 * state.settings.heartbeat_s) + STAYS_S
         for name, since in self._unregistered.items():
             if now - since > longest_s:

@@ -1,4 +1,4 @@
-"""What must hold of the dispatcher's state by itself."""
+"""Invariants of the dispatcher's state by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.protocol import messages as msg
 from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_dispatcher import Dispatcher
+    from millrace.simulation.simulated_dispatcher import SimulatedDispatcher
 
 
 def in_force(state: State, worker: str, ref: msg.TaskRef, lease: int) -> bool:
@@ -33,7 +33,7 @@ def check_leases(state: State) -> None:
 
 
 def check_quota(state: State, name: str) -> None:
-    """Who was given a worker belongs to a tenant that may have it; workers that own shares aside."""
+    """Check that a job which was given a worker is of a tenant that may have it; workers that own shares aside."""
     given = state.jobs.get(name)
     quota = None if given is None or by_worker(given) else state.settings.quotas.get(given.spec.tenant)
     if given is None or quota is None:
@@ -44,8 +44,8 @@ def check_quota(state: State, name: str) -> None:
         raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")
 
 
-def check_bounds(state: State, dispatcher: Dispatcher) -> None:
-    """What is over is forgotten."""
+def check_bounds(state: State, dispatcher: SimulatedDispatcher) -> None:
+    """Check that what is over is forgotten."""
     for name, job in state.jobs.items():
         if job.consumers and not missing(job):
             reading = [place.epoch for place in job.consumers.values()]

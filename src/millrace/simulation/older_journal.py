@@ -11,28 +11,28 @@ from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import Town
-    from millrace.simulation.simulated_consumer import Consumer
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_consumer import SimulatedConsumer
 
 
-class Witnesses:
+class OlderJournal:
     """Which consumers know that the journal is older, as what they have read comes again.
 
     Args:
-        town: finds them.
+        cluster: finds them.
 
     Attributes:
         put_back: a copy was; ``refused``: the dispatcher would not go on with it, and somebody chose that it does.
     """
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.put_back = False
         self.refused = self._gone_on = False
-        self._town = town
+        self._cluster = cluster
         self._twice: set[str] = set()
 
     def end_service(self, reason: str) -> None:
-        """The dispatcher would not go on."""
+        """Note that the dispatcher would not go on."""
         if not self.put_back or self._gone_on:
             raise Violation(f"the service would end: {reason}")
         self.refused = True
@@ -45,14 +45,14 @@ class Witnesses:
         return self._gone_on or not self.refused
 
     def came_again(self, client: str) -> bool:
-        """What this one had read came to another one: as was said, or before it could say so, or after it was gone."""
+        """Return whether what a client had read may come to another one: that was said, could not be, or it is gone."""
         if not self.put_back:
             return False
         self._twice.add(client)
-        session = next((each.session for each in self._town.consumers if each.client == client), None)
-        return self.refused or session is None or session.ends[1] is not self._town.dispatcher
+        session = next((each.session for each in self._cluster.consumers if each.client == client), None)
+        return self.refused or session is None or session.ends[1] is not self._cluster.dispatcher
 
-    def let_in(self, consumer: Consumer) -> None:
-        """A consumer has a session (again)."""
+    def let_in(self, consumer: SimulatedConsumer) -> None:
+        """Check that a consumer which has a session again was told what came again."""
         if consumer.client in self._twice and not self.refused:
             raise Violation(f"what {consumer.name} had read came again as the journal is older, and nobody says so")

@@ -9,7 +9,7 @@ from millrace.policies.decision import Decision
 from millrace.policies.scaling import capacity
 from millrace.policies.scaling.capacity import Capacity
 from millrace.policies.scaling.scaling_policies import KINDS
-from millrace.simulation import cramped
+from millrace.simulation import full_cluster
 
 SELDOM = 0.7
 """Share of the last quarter of an hour, with one try of four minutes in it, or of eight for a job that looks at other
@@ -18,18 +18,18 @@ numbers on the way, in which more is asked for than there is."""
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_policy_asks_for_what_is_not_there_for_ever(kind):
-    assert cramped.run(range(30), kind).pending <= SELDOM
+    assert full_cluster.run(range(30), kind).pending <= SELDOM
 
 
 @pytest.mark.parametrize("kind", ["millrace", "cheapest"])
 def test_what_there_is_is_used_and_what_comes_back(kind):
-    report = cramped.run(range(30), kind)
+    report = full_cluster.run(range(30), kind)
     assert (report.settled, report.recovered) == (1.0, 1.0), report.wrong
 
 
 def test_a_cluster_whose_room_is_not_found_out_is_found_out(monkeypatch):
     monkeypatch.setattr(capacity, "watch", lambda known, short, *_, **__: (known, short))
-    assert cramped.run(range(10)).pending == 1.0
+    assert full_cluster.run(range(10)).pending == 1.0
 
 
 def test_a_limit_that_is_never_tried_again_is_found_out(monkeypatch):
@@ -37,7 +37,7 @@ def test_a_limit_that_is_never_tried_again_is_found_out(monkeypatch):
         return Decision(Capacity(max(least, there), float("inf")), "")
 
     monkeypatch.setattr(capacity, "found", for_ever)
-    assert cramped.run(range(10)).recovered < 0.5
+    assert full_cluster.run(range(10)).recovered < 0.5
 
 
 def test_the_command_says_both(capsys):
