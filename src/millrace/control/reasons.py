@@ -127,8 +127,7 @@ def files_listed(observed: Observed, job: Job) -> int | None:
     """Files that the worker which lists the job's sources has looked at, as it said last; None: nobody lists them."""
     if not job.lister:
         return None
-    sight = observed.workers.get(job.lister)
-    report = sight.report if sight is not None else None
+    report = observed.worker_report(job.lister)
     return report.listed if report is not None and report.listing == job.name else 0
 
 

@@ -13,7 +13,7 @@ from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
 from millrace.control.state.observed import CacheObservation, FinishedJob, Observed, ResourceUsage
-from millrace.control.state.state import PROBE_EACH, Consumer, Epoch, Job, State, UnreadShare, Worker
+from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
@@ -22,7 +22,6 @@ from millrace.engine.run.host_limits import resident_bytes
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol.crash_sites import Poison
-from millrace.protocol.messages import ConsumerReport
 
 _MOST_COUNTED = 100_000
 """Most tasks of an epoch without sharding for which the parts of the data that they read are counted."""
@@ -110,7 +109,7 @@ def _why_journal(work_dir: str | None, unwritable: str) -> str:
 
 def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requested: int) -> dict[str, Any]:
     serving = [worker for worker in state.workers.values() if worker.job == job.name and worker.lost_at is None]
-    readers = [(index, place, _report(observed, place)) for index, place in sorted(job.consumers.items())]
+    readers = [(index, place, observed.report(place.client)) for index, place in sorted(job.consumers.items())]
     reports = [report for _, _, report in readers if report is not None]
     times = [report.batch_time_s for report in reports if report.batch_time_s > 0]
     waits = [min(1.0, report.wait_s / report.batch_time_s) for report in reports if report.batch_time_s > 0]
@@ -312,11 +311,6 @@ def _visits(state: State, job: Job, number: int) -> list[str]:
     runs = [off_walk(plan, job.seed, number, i, np.arange(step) % job.length) for i, step in enumerate(walks)]
     seen = len(np.unique(np.concatenate(runs))) if runs else 0
     return [f"{dealt}: {seen} of {job.length} parts of the data"]
-
-
-def _report(observed: Observed, place: Consumer) -> ConsumerReport | None:
-    sight = observed.clients.get(place.client)
-    return None if sight is None else sight.report
 
 
 def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dict[str, Any]:

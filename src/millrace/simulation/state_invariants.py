@@ -8,7 +8,6 @@ from millrace.control.journal.snapshot import Snapshot, plain
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
 from millrace.control.tasks.slots import missing
-from millrace.control.tasks.task_queue import by_worker
 from millrace.protocol import messages as msg
 from millrace.simulation.virtual_network import Violation
 
@@ -35,10 +34,11 @@ def check_leases(state: State) -> None:
 def check_quota(state: State, name: str) -> None:
     """Check that a job which was given a worker is of a tenant that may have it; workers that own shares aside."""
     given = state.jobs.get(name)
-    quota = None if given is None or by_worker(given) else state.settings.quotas.get(given.spec.tenant)
+    quota = None if given is None or given.spec.statically_owned else state.settings.quotas.get(given.spec.tenant)
     if given is None or quota is None:
         return
-    jobs = [job for job in state.jobs.values() if job.spec.tenant == given.spec.tenant and not by_worker(job)]
+    jobs = [job for job in state.jobs.values() if job.spec.tenant == given.spec.tenant]
+    jobs = [job for job in jobs if not job.spec.statically_owned]
     has = sum(len(state.index.serving.by_job.get(job.name, ())) for job in jobs)
     if has > quota:
         raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")

@@ -102,8 +102,7 @@ def share_kept(state: State, job: Job, point: CachePoint) -> float:
 def begin(tx: Transaction, job: Job) -> None:
     """Choose a mode as the job's points are known."""
     for text in _notices(tx.state, job):
-        for consumer in job.consumers:
-            tx.to_consumer(job, consumer, Notice(text))
+        tx.to_all(job, Notice(text))
     if usable(tx.state, job):
         _choose(tx, job, None)
 
@@ -208,9 +207,8 @@ def _of_regime(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
         return False
     if regime != then:
         sight.regime, sight.looks = regime, []
-        sight.batches = {
-            index: (report.epoch, report.batches) for index, report in _reports(tx, job).items() if report.batches
-        }
+        reports = tx.observed.reports(job.consumers).items()
+        sight.batches = {index: (report.epoch, report.batches) for index, report in reports if report.batches}
         if then is None or then.workers != regime.workers:
             sight.computing = None
         if then is None or then.cache != regime.cache:
@@ -218,16 +216,10 @@ def _of_regime(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     return True
 
 
-def _reports(tx: Transaction, job: Job) -> dict[int, ConsumerReport]:
-    """By consumer, what it reported last."""
-    seen = {index: tx.observed.clients.get(place_.client) for index, place_ in job.consumers.items()}
-    return {index: each.report for index, each in seen.items() if each is not None and each.report is not None}
-
-
 def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Take a look if all consumers that read have got on far enough."""
     moved = {}
-    for index, report in _reports(tx, job).items():
+    for index, report in tx.observed.reports(job.consumers).items():
         if report.batches:
             if _since(sight, index, report) < LOOK_ELEMENTS:
                 return False
@@ -248,7 +240,7 @@ def _since(sight: CacheObservation, consumer: int, report: ConsumerReport) -> in
 
 def _read_enough(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Whether no consumer's batch time, of its last hundred elements, has any that it read before the regime began."""
-    reports = _reports(tx, job).items()
+    reports = tx.observed.reports(job.consumers).items()
     return all(_since(sight, index, report) >= LOOK_ELEMENTS for index, report in reports if index in sight.batches)
 
 
@@ -301,8 +293,7 @@ def _choose(tx: Transaction, job: Job, profile: Profile | None) -> None:
         _set(tx, job, kept, mode.kind, node, decision.reason)
         chosen = active(job)
         if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
-            for consumer in job.consumers:
-                tx.to_consumer(job, consumer, Notice(fixed_notice(chosen)))
+            tx.to_all(job, Notice(fixed_notice(chosen)))
     for point in points:
         if point.node == node:
             _use(tx, job, point, wholes[point.node])

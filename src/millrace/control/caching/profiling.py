@@ -34,11 +34,7 @@ def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
 
 def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> BatchTime | None:
     """Batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
-    reports = []
-    for place in job.consumers.values():
-        sight = observed.clients.get(place.client)
-        if sight is not None and sight.report is not None and sight.report.batch_time_s > 0:
-            reports.append(sight.report)
+    reports = [report for report in observed.reports(job.consumers).values() if report.batch_time_s > 0]
     if not reports:
         return None
     batch_s = statistics.fmean(report.batch_time_s for report in reports)

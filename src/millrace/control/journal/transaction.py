@@ -66,6 +66,11 @@ class Transaction:
         if known is not None and known.lost_at is None:
             self.actions.append(SendToClient(known.client, message))
 
+    def to_all(self, job: Job, message: ToConsumer) -> None:
+        """Tell all consumers of a job."""
+        for consumer in job.consumers:
+            self.to_consumer(job, consumer, message)
+
 
 def merged(actions: list[Action]) -> list[Action]:
     """Join neighbouring lists for one peer (tasks to read, tasks to forget) to one message."""

@@ -52,8 +52,7 @@ def _heirs(tx: Transaction, job: Job, number: int, consumer: int) -> list[int]:
 
 def report_of(tx: Transaction, place: Consumer, number: int) -> ConsumerReport | None:
     """Find what a consumer has said last of an epoch; None if that was of another."""
-    sight = tx.observed.clients.get(place.client)
-    report = sight.report if sight is not None else None
+    report = tx.observed.report(place.client)
     return report if report is not None and report.epoch == number else None
 
 

@@ -360,8 +360,7 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
 def fail_job(tx: Transaction, job: Job, failure: Failure) -> None:
     """End the job because of ``failure``; the others go on."""
     tx.emit(JobBroke(job.name, failure))
-    for consumer in job.consumers:
-        tx.to_consumer(job, consumer, JobFailed(failure))
+    tx.to_all(job, JobFailed(failure))
     close_everywhere(tx, job.name)
 
 

@@ -37,8 +37,7 @@ def passed_on(tx: Transaction, worker: str, message: TaskFailed) -> bool:
             tx.emit(WorkerAssigned(each.id, "", tx.now, reason))
         hand_over_shares(tx, job, each.id)
     text = f"an output of job {job.name} has {needs:,} bytes: workers that may keep fewer don't serve it any more"
-    for consumer in job.consumers:
-        tx.to_consumer(job, consumer, Notice(f"{text} (--buffer-bytes of millrace worker)"))
+    tx.to_all(job, Notice(f"{text} (--buffer-bytes of millrace worker)"))
     return True
 
 

@@ -63,8 +63,7 @@ def _convict(tx: Transaction, job: Job, number: int, task: int, poison: Poison) 
     elif job.poisoned > MOST_POISON:
         _give_up(tx, job, f"more than {MOST_POISON} elements have ended workers, and now {ended}")
     else:
-        for consumer in job.consumers:
-            tx.to_consumer(job, consumer, Notice(f"{ended}. It is not tried again, but treated as on_error says"))
+        tx.to_all(job, Notice(f"{ended}. It is not tried again, but treated as on_error says"))
 
 
 def planning_died(tx: Transaction, worker: str, reason: str, accused: Container[str]) -> None:

@@ -19,7 +19,7 @@ from millrace.control.state.state import Job, State
 from millrace.control.tasks.epochs import plan_of_state, send_resumed
 from millrace.control.tasks.leases import drop
 from millrace.control.tasks.slots import gone, missing, round_robin, stride
-from millrace.control.tasks.task_queue import by_worker, cursor_of, owed_by
+from millrace.control.tasks.task_queue import cursor_of, owed_by
 from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge
@@ -121,7 +121,7 @@ def make_up(tx: Transaction, job: Job) -> None:
         if not gone(job, number, slot):
             continue
         last = owed_by(tx.state, job, number, slot)
-        for share in range(len(epoch.owners)) if by_worker(job) else (-1,):
+        for share in range(len(epoch.owners)) if job.spec.statically_owned else (-1,):
             key, ahead = cursor_of(job, epoch, share, slot)
             while ahead is not None and ahead[0] <= last:
                 tx.emit(TailDealt(job.name, number, ahead[0], slot, {key: ahead[1]}))

@@ -23,7 +23,6 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import discard_outputs, finished, leased_by, on_lease_unknown, on_worker_lost
-from millrace.control.tasks.task_queue import by_worker
 from millrace.protocol.messages import (
     ChooseSharding,
     CloseJob,
@@ -163,7 +162,7 @@ def _hand_over(tx: Transaction, name: str) -> None:
 
 def hand_over_shares(tx: Transaction, job: Job, name: str) -> None:
     """Other workers get what was fixed to be this one's of the job."""
-    if not by_worker(job):
+    if not job.spec.statically_owned:
         return
     there = [w for w in tx.state.workers.values() if w.lost_at is None and not w.draining]
     heirs = [worker.id for worker in there if worker.id != name and may_serve(job, worker) and fits(job, worker)]

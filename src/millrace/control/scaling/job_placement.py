@@ -74,8 +74,7 @@ def told(state: State, job: Job) -> str:
 
 def came(tx: Transaction, job: Job) -> dict[int, tuple[Flow, Flow]]:
     """By consumer, what had come to it from local workers and from others when it reported last."""
-    sights = {index: tx.observed.clients.get(place.client) for index, place in job.consumers.items()}
-    return {index: sight.report.came for index, sight in sights.items() if sight is not None and sight.report}
+    return {index: report.came for index, report in tx.observed.reports(job.consumers).items()}
 
 
 def look(tx: Transaction, job: Job, sight: ScalingObservation, readings: Mapping[int, Reading], waits: float) -> bool:
@@ -129,9 +128,9 @@ def _rate(
 
 def _ready(tx: Transaction, job: Job, workers: list[Worker]) -> int:
     """Bytes that these have computed and nobody has."""
-    sights = [tx.observed.workers.get(worker.id) for worker in workers]
-    reports = [sight.report for sight in sights if sight is not None and sight.report is not None]
-    return sum(lane.buffered_bytes for report in reports if report.job == job.name for lane in report.lanes)
+    reports = [tx.observed.worker_report(worker.id) for worker in workers]
+    mine = [report for report in reports if report is not None and report.job == job.name]
+    return sum(lane.buffered_bytes for report in mine for lane in report.lanes)
 
 
 def _go_home(tx: Transaction, job: Job, remote: list[Worker], reason: str) -> None:
@@ -141,5 +140,4 @@ def _go_home(tx: Transaction, job: Job, remote: list[Worker], reason: str) -> No
         for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
             if name == job.name and not job.epochs[number].live[task].complete:
                 revoke(tx, job, number, task, "the link to its worker is too slow")
-    for consumer in job.consumers:
-        tx.to_consumer(job, consumer, Notice(f"job {job.name}: {reason}"))
+    tx.to_all(job, Notice(f"job {job.name}: {reason}"))

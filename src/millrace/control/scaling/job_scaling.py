@@ -195,6 +195,5 @@ def _share(part_s: float, seconds: float) -> float:
 
 def _queue(tx: Transaction, job: Job) -> float:
     """Elements that lie ready for a consumer, on average."""
-    sights = [tx.observed.clients.get(place.client) for place in job.consumers.values() if place.lost_at is None]
-    found = [sight.report.queue_elements for sight in sights if sight is not None and sight.report is not None]
-    return statistics.fmean(found) if found else 0.0
+    reports = tx.observed.reports({index: place for index, place in job.consumers.items() if place.lost_at is None})
+    return statistics.fmean([report.queue_elements for report in reports.values()]) if reports else 0.0

@@ -25,7 +25,6 @@ from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import revoke
 from millrace.control.tasks.slots import active, readers_of
-from millrace.control.tasks.task_queue import by_worker
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
 from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 from millrace.protocol.messages import CloseJob
@@ -108,7 +107,7 @@ def _too_small(tx: Transaction, job: Job, worker: Worker) -> bool:
 
 
 def _owns(job: Job, worker: Worker) -> bool:
-    return by_worker(job) and any(worker.id in epoch.owned for epoch in job.epochs.values())
+    return job.spec.statically_owned and any(worker.id in epoch.owned for epoch in job.epochs.values())
 
 
 def _at_target(tx: Transaction, job: Job, besides: Worker | None = None) -> bool:
@@ -171,7 +170,7 @@ def preemptible(tx: Transaction) -> set[str]:
     free = crew.by_job.get("", [])
     for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
         job = jobs[name]
-        if by_worker(job) and job.tables is not None and (standings[name].workers or not unowned(job)):
+        if job.spec.statically_owned and job.tables is not None and (standings[name].workers or not unowned(job)):
             # Only the owners of its shares are of use to it, wherever they are now.
             owners = [worker for worker in _owners(tx, job) if worker.id not in chosen and _had_turn(tx, worker)]
             chosen.update(worker.id for worker in owners if runnable(tx, job, worker))
@@ -192,7 +191,7 @@ def _exchanged(tx: Transaction, division: Division) -> set[str]:
     crew, jobs, chosen = tx.state.index.serving, tx.state.jobs, set[str]()
     free = crew.by_job.get("", ())
     for job in [jobs[name] for name in sorted(division.waiting) if free and name in jobs and jobs[name].needs]:
-        if by_worker(job) or _full(tx, job.spec.tenant) or any(fits(job, worker) for worker in free):
+        if job.spec.statically_owned or _full(tx, job.spec.tenant) or any(fits(job, worker) for worker in free):
             continue
         for worker in crew.workers:
             serves = jobs.get(worker.job)
@@ -357,7 +356,7 @@ def _take_in(tx: Transaction) -> None:
 def _served(tx: Transaction, job: Job, worker: Worker) -> int:
     if job.name == worker.job:
         return tx.state.turns + 1  # now
-    return worker.served.get(job.name, 0) if by_worker(job) else job.served
+    return worker.served.get(job.name, 0) if job.spec.statically_owned else job.served
 
 
 def _can_run(tx: Transaction, worker: Worker, name: str) -> bool:

@@ -9,7 +9,7 @@ from millrace.control.state.index import SERVICE
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.slots import active
-from millrace.control.tasks.task_queue import by_worker, candidate_for
+from millrace.control.tasks.task_queue import candidate_for
 
 SPARE_CAP = 4
 
@@ -54,7 +54,7 @@ def having_work(tx: Transaction, worker: Worker, names: AbstractSet[str]) -> set
 
     def has(name: str) -> bool:
         job = tx.state.jobs[name]
-        return not by_worker(job) and _has_work(tx, job, worker, serves=False)
+        return not job.spec.statically_owned and _has_work(tx, job, worker, serves=False)
 
     return tx.state.index.having(("work", tx.observed.want(worker.id)), names, has)
 
@@ -76,14 +76,15 @@ def _has_work(tx: Transaction, job: Job, worker: Worker, *, serves: bool) -> boo
         return False
     if job.tables is None:
         return not job.lister or (serves and job.lister == worker.id)
-    if by_worker(job) and unowned(job):
+    if job.spec.statically_owned and unowned(job):
         return True
     cap = unread_cap(tx, job, worker)
     if not serves:
         cap += 2 * tx.observed.want(worker.id)
+    apart = worker.id if job.spec.statically_owned or worker.pinned_job else ""  # else one is as good as another
     return tx.state.index.memoize(
         job.name,
-        (cap, worker.id if by_worker(job) or worker.pinned_job else ""),  # otherwise one worker is as good as another
+        (cap, apart),
         lambda: any(candidate_for(tx.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
     )
 

@@ -13,7 +13,6 @@ from millrace.control.membership.workers import MISSED_HEARTBEATS, drain
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scaling.job_scaling import scales
 from millrace.control.state.state import State, Worker
-from millrace.control.tasks.task_queue import by_worker
 from millrace.policies.scaling import capacity, respawn
 from millrace.protocol.messages import Notice
 
@@ -46,8 +45,7 @@ def end_unregistered(tx: Transaction, running: list[str]) -> None:
         observed.unregistered.update(dict.fromkeys(hung.value, tx.now))  # once more, if they don't end
         tx.act(StopWorkers(hung.value, hung.reason))
         for job in state.jobs.values():
-            for consumer in job.consumers:
-                tx.to_consumer(job, consumer, Notice(f"a worker of this service {hung.reason}"))
+            tx.to_all(job, Notice(f"a worker of this service {hung.reason}"))
 
 
 def resize(tx: Transaction) -> None:
@@ -99,5 +97,5 @@ def _dismiss(tx: Transaction) -> None:
 
 def _owns(state: State, worker: Worker) -> bool:
     """Whether a share of an epoch is the worker's: who runs what is fixed until its end."""
-    sharded = [job for job in state.jobs.values() if by_worker(job)]
+    sharded = [job for job in state.jobs.values() if job.spec.statically_owned]
     return any(worker.id in epoch.owners for job in sharded for epoch in job.epochs.values())

@@ -17,7 +17,7 @@ from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.epochs import open_next
 from millrace.control.tasks.leases import in_the_way, lease
 from millrace.control.tasks.slots import active, round_robin, starving, unread, unread_alike
-from millrace.control.tasks.task_queue import Candidate, by_worker, candidate_for, must_rerun, some_pending
+from millrace.control.tasks.task_queue import Candidate, candidate_for, must_rerun, some_pending
 from millrace.protocol.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 
 
@@ -101,7 +101,7 @@ def _plan(tx: Transaction, job: Job) -> None:
             tx.to_worker(worker.id, ListSources(job.name))
         return
     open_next(tx, job)
-    if not by_worker(job):
+    if not job.spec.statically_owned:
         return
     for number, epoch in list(job.epochs.items()):
         if epoch.owners or epoch.chooser or epoch.settled:
@@ -180,7 +180,7 @@ def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
 
 def _alike(tx: Transaction, job: Job) -> bool:
     """Whether any of the job's workers could run what any other could."""
-    return not by_worker(job) and job.name not in tx.state.index.serving.local
+    return not job.spec.statically_owned and job.name not in tx.state.index.serving.local
 
 
 def _takes_more(tx: Transaction, job: Job, slot: int, workers: list[Worker]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from millrace.control.state.regime import Regime, RegimeObservation
@@ -15,6 +18,9 @@ from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
 from millrace.protocol.messages import ConsumerReport, ProbeReport, StepsReady, WorkerReport
 from millrace.protocol.reports import Flow, NodeMeasure, Pace
+
+if TYPE_CHECKING:
+    from millrace.control.state.state import Consumer
 
 WINDOW_S = 15.0
 """What a job does now is what its workers did for so long, or for up to twice that."""
@@ -317,5 +323,20 @@ class Observed(msgspec.Struct):
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""
+        report = self.worker_report(worker)
+        return DEFAULT_WANT if report is None else max(1, report.want)
+
+    def worker_report(self, worker: str) -> WorkerReport | None:
+        """Find what a worker reported last."""
         sight = self.workers.get(worker)
-        return max(1, sight.report.want) if sight is not None and sight.report is not None else DEFAULT_WANT
+        return None if sight is None else sight.report
+
+    def report(self, client: str) -> ConsumerReport | None:
+        """Find what a consumer's client reported last."""
+        sight = self.clients.get(client)
+        return None if sight is None else sight.report
+
+    def reports(self, consumers: Mapping[int, Consumer]) -> dict[int, ConsumerReport]:
+        """Find what these consumers reported last, those aside that have not reported."""
+        found = {index: self.report(place.client) for index, place in consumers.items()}
+        return {index: report for index, report in found.items() if report is not None}

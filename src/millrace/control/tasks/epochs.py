@@ -206,8 +206,7 @@ def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = No
     have = []
     for index in {*job.consumers, *missing(job)}:
         place = job.consumers.get(index)
-        sight = tx.observed.clients.get(place.client) if place is not None else None
-        report = sight.report if sight is not None else None
+        report = tx.observed.report(place.client) if place is not None else None
         if place is None or (
             place.epoch <= number and not settled_without(job, job.epochs[number], job.slot_of(index))
         ):

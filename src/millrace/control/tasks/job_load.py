@@ -192,8 +192,8 @@ def _lane_since(now: LaneReport, then: LaneReport | None) -> LaneReport:
 def _cores(state: State, worker: Worker, observed: Observed) -> int:
     """Count cores that a worker may keep busy: its own choice, and of its host's no more than what falls to it."""
     beside = sum(other.host == worker.host and other.lost_at is None for other in state.workers.values())
-    sight = observed.workers.get(worker.id)
-    chosen = sight.report.cores if sight is not None and sight.report is not None else 0
+    report = observed.worker_report(worker.id)
+    chosen = 0 if report is None else report.cores
     fair = max(1, worker.cores // max(1, beside))
     return min(chosen, fair) if chosen else fair
 

@@ -43,11 +43,6 @@ def held_back(job: Job) -> bool:
     return job.spec.equal_steps and not job.equal
 
 
-def by_worker(job: Job) -> bool:
-    """Whether the sharding fixes which worker runs what."""
-    return job.spec.statically_owned
-
-
 def suspicious(job: Job) -> bool:
     """Something in the job may be ending workers: then nothing is prepared, in which it is likely to be once more."""
     return any(epoch.suspected for epoch in job.epochs.values())
@@ -103,7 +98,7 @@ def _newest(state: State, job: Job) -> int:
 
 
 def _near(job: Job, worker: Worker, readers: list[Consumer]) -> bool:
-    return by_worker(job) or (bool(readers) and all(place.host == worker.host for place in readers))
+    return job.spec.statically_owned or (bool(readers) and all(place.host == worker.host for place in readers))
 
 
 def _left_to_local(state: State, job: Job, epoch: Epoch, worker: Worker, slot: int, inputs: tuple[int, ...]) -> bool:
@@ -145,7 +140,7 @@ def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Ca
     needs is before it, and never behind a tail that is held back.
     """
     waiting = epoch.pending.get(slot, ())
-    if not by_worker(job) or len(waiting) < TAILS_AHEAD * len(epoch.owners):
+    if not job.spec.statically_owned or len(waiting) < TAILS_AHEAD * len(epoch.owners):
         return False
     return bool(state.plan(job, fresh.epoch).task(fresh.task).inputs) and fresh.task > min(waiting)
 
@@ -174,7 +169,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
         if inputs:
             if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, slot, inputs):
                 continue
-        elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
+        elif job.spec.statically_owned and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
         if must_rerun(state, job, epoch, task):
             return Candidate(number, task, epoch.live[task].run)
@@ -266,7 +261,7 @@ def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
 
 def _was_dealt(job: Job, number: int, task: int) -> bool:
     epoch, key = job.epochs[number], f"c{task % stride(job)}"
-    if by_worker(job):
+    if job.spec.statically_owned:
         if not epoch.owners:
             return False
         key = f"o{_share(epoch, task)}{key}"
@@ -328,7 +323,7 @@ def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple
 def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Candidate | None:
     if epoch.settled:
         return None
-    if by_worker(job):
+    if job.spec.statically_owned:
         # The lowest of its shares, so that a lane computes in the order in which it is read.
         found = None
         for share in epoch.owned.get(worker.id, ()):
@@ -410,7 +405,7 @@ def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
     """Find the first task of the slot that is to be read and no worker has; None: none. In a fixed order only."""
     absent = [task for task in epoch.pending.get(slot, ()) if not epoch.live[task].complete]
     if not share_dealt(job, epoch, slot):
-        shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
+        shares = range(len(epoch.owners)) if job.spec.statically_owned else (-1,)
         walks = [cursor_of(job, epoch, share, slot)[1] for share in shares]
         absent += [ahead[0] for ahead in walks if ahead is not None]
     return min(absent, default=None)

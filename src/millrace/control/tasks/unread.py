@@ -37,8 +37,7 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
             who = f"process {place.pid} on {place.host or 'another host'}"
             why = f"was lost ({who}), and its part is kept for it for {grace:g} s from then on"
             found += _share(state, job, number, consumer, why)
-            sight = observed.clients.get(place.client)
-            report = sight.report if sight is not None else None
+            report = observed.report(place.client)
             if report is not None and report.epoch == number and report.arrived > report.batches:
                 why = f"was lost ({who}) and may not have used them, though it had received them"
                 found.append(UnreadShare(number, consumer, 0, report.arrived - report.batches, why))

@@ -38,8 +38,8 @@ def account(tx: Transaction) -> None:
 
 def _core_s(tx: Transaction, worker: str) -> float | None:
     """Processor time that a worker has used since it began, of all cores together; None: it has not reported any."""
-    sight = tx.observed.workers.get(worker)
-    return None if sight is None or sight.report is None else sight.report.cpu_s * sight.report.cores
+    report = tx.observed.worker_report(worker)
+    return None if report is None else report.cpu_s * report.cores
 
 
 def _used(tx: Transaction, worker: str, passed: float) -> tuple[float, float]:
@@ -47,8 +47,8 @@ def _used(tx: Transaction, worker: str, passed: float) -> tuple[float, float]:
 
     What it used before its first report was accounted for by the dispatcher before this one, if it is older.
     """
-    sight, core_s = tx.observed.workers.get(worker), _core_s(tx, worker)
-    if sight is None or sight.report is None or core_s is None:
+    report, core_s = tx.observed.worker_report(worker), _core_s(tx, worker)
+    if report is None or core_s is None:
         return 0.0, 0.0
     since = tx.observed.core_s.get(worker, core_s)
-    return max(0.0, core_s - since), sight.report.memory_bytes / (1 << 30) * passed
+    return max(0.0, core_s - since), report.memory_bytes / (1 << 30) * passed
