@@ -9,7 +9,8 @@ experiment    measures                                        is disturbed by   
 
 Whoever measures asks :func:`regime_in_force`, keeps the answer with what it measures, and begins anew when that is
 another. A mode of the cache is in force as soon as no worker runs a task that was leased before it was chosen: what
-such a task gives was made in the mode before. Further experiments get a line here and a name in
+such a task gives was made in the mode before. Tasks of consumers that are lost don't count: these may be away for
+minutes, and meanwhile their workers can't go on. Further experiments get a line here and a name in
 :data:`~millrace.control.state.regime.Experiment`.
 """
 
@@ -70,11 +71,12 @@ def regime_in_force(tx: Transaction, job: Job) -> Regime | None:
 
 
 def _runs_earlier(state: State, job: Job, first: int) -> bool:
-    """Whether a worker runs a task of the job that was leased before lease ``first``."""
+    """Whether a worker runs a task that was leased before lease ``first``, for a consumer of the job that is there."""
+    there = {index for index, consumer in job.consumers.items() if consumer.lost_at is None}
     return any(
-        task[0] == job.name and lease < first
+        name == job.name and lease < first and not there.isdisjoint(job.epochs[epoch].live[task].readers)
         for worker in makers(state, job.name)
-        for lease, task in worker.unfinished.items()
+        for lease, (name, epoch, task) in worker.unfinished.items()
     )
 
 
