@@ -1,26 +1,9 @@
-"""Bulk data: frames over plain TCP, blocking sockets, one thread per connection.
+"""Data connections: frames over plain TCP, blocking sockets, one thread per connection.
 
 A connection starts with a hello of the connecting side (token, versions) and a welcome of the other; then both may
 send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
-
-On one host memory is passed instead of copied (:mod:`.fd_passing`). The welcome names a Unix socket in Linux's abstract
-namespace, where the server listens too; who can connect to it is on the same host and in the same network namespace,
-says hello there, and closes the first connection. Who can't, e.g. in a container of its own, stays with TCP.
-
-A peer that vanished (power, cable) is noticed within about 20 s by whoever waits for bytes, by keepalive probes.
-TCP_USER_TIMEOUT is left alone on purpose: Linux counts the time in which a live peer has no room as well, and would cut
-off a consumer that pauses. Who blocks in ``send`` to a vanished peer is woken by ``close()``, when the dispatcher
-says that the peer is lost.
-
-Packets leave at once (TCP_NODELAY): frames are written whole, so there is nothing to wait for. Socket buffers are left
-to the kernel's autotuning: a size set by hand switches it off and is capped at a fraction of what it reaches by itself.
-Acknowledgements are the kernel's, too: TCP_QUICKACK forgets itself after a few packets, and nothing here waits for
-one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.data.striping`).
-
-TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.set_socket_options`, right after it is connected
-or accepted and before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it
-and no more. It should then end in a helper process that passes memory: decryption in the trainer's process competes for
-the interpreter's lock.
+On one host memory is passed instead of copied (:mod:`.fd_passing`); where a round trip is long, a connection is made of
+several sockets (:mod:`.striping`). docs/design/0003-data-plane.md says why sockets are used as they are.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
 """Descriptor passing: on one host large buffers stay where they are, and the peer is told where that is.
 
 Each frame of :mod:`.frames` is preceded by 4 bytes of length (little-endian) and a msgpack :class:`Preamble`. It says
-of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or of the frame's own
-payload, which holds the rest. File descriptors of segments that the peer has not seen travel with the preamble's first
-byte. Preambles the other way carry the loans that are over.
-
-A frame without a payload of its own is sent by one call and received by one, so that it wakes the peer once.
-
-What lies in a file that the sender has mapped, a block of a cache, is not lent: the file's descriptor comes along, and
-the peer maps the same bytes for itself, so that nobody has to give anything back.
-
-Only the side that has an arena does either. Bytes that lie in neither, or were lent before, are copied into a segment,
-once; if there is no room they go through the socket like anything else.
+of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), of files, or of the
+frame's own payload, which holds the rest. File descriptors that the peer has not seen travel with the preamble's first
+byte. Preambles the other way carry the loans that are over. Only the side that has an arena lends or passes anything;
+docs/design/0003-data-plane.md says what is lent, passed and copied, and when.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class _DeadlineSocket:
 
 
 def set_socket_options(sock: socket.socket) -> None:
-    """Set the options of a new TCP socket; see ``data_connection`` for why these and nothing else."""
+    """Set the options of a new TCP socket; docs/design/0003-data-plane.md says why these."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return  # whoever holds the other end is on this host: its death closes it
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
