@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from chaos.pipeline import pipeline, prints
-from millrace.client.epoch_buffer import EpochInbox
+from millrace.client.epoch_buffer import EpochBuffer
 from millrace.errors import ServiceError, ServiceUnreachableError
 
 SAVED = 0.1
@@ -147,16 +147,16 @@ def say(stream: BinaryIO, word: Word) -> None:
 
 def _forget() -> None:
     """Each task's first outputs are taken once more, as if it were not known that they are held."""
-    accept = EpochInbox.accept
+    accept = EpochBuffer.accept
 
-    def take_all(self: EpochInbox, task: int, index: int, *delivery: Any, **more: Any) -> bool:
+    def take_all(self: EpochBuffer, task: int, index: int, *delivery: Any, **more: Any) -> bool:
         fresh = accept(self, task, index, *delivery, **more)
         if fresh and index == 0:
             self._tasks[task].held = 0
             accept(self, task, index, *delivery, **more)
         return fresh
 
-    EpochInbox.accept = take_all  # type: ignore[method-assign] # that is planting it
+    EpochBuffer.accept = take_all  # type: ignore[method-assign] # that is planting it
 
 
 PLANTS = {"forgets": _forget}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.local_workers import LocalWorkers
-    from millrace.elements.lent import SealedMemory
+    from millrace.elements.sealed_memory import SealedMemory
     from millrace.pipeline import Pipeline
     from millrace.wire.data.compression import Compression
 
@@ -155,9 +155,8 @@ class ServedPipeline(Readable):
         from millrace.client.deferred_reader import DeferredReader
 
         first, reload = self._first, functools.partial(self._reload, share)
-        if (
-            first is not None and first() is not None and share is None
-        ):  # both begin with these states, until one is asked
+        if first is not None and first() is not None and share is None:
+            # Both begin with these states, until one is asked.
             begin, fresh = functools.partial(self._begin_instead, first, self._closings), self._passes.loaded[0]
             return DeferredReader(reload, begin=begin, fresh=fresh)
         found = DeferredReader(reload, reader=self._resume(number, share))
@@ -368,9 +367,8 @@ class ServedPipeline(Readable):
         session, self._session = self._session, None
         local, self._local = self._local, None
         service, self._embedded = self._embedded, None
-        self._memories = (
-            {} if self._pipeline is not None else self._memories
-        )  # what was copied here can't be made again
+        if self._pipeline is not None:  # else what was copied here can't be made again
+            self._memories = {}
         try:
             for joined in (session, *self._others):
                 if joined is not None:
@@ -381,11 +379,7 @@ class ServedPipeline(Readable):
                     each.close()
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as of ``millrace status --json``.
-
-        With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
-        being faster. None before the first ``iter()``, and once the job is over.
-        """
+        """Status of the service; see :meth:`millrace.DistributedDataset.status`."""
         from millrace.client.status_query import fetch_status
 
         found = fetch_status(self.service_address(), self._token)
@@ -415,7 +409,7 @@ class ServedPipeline(Readable):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_others": weakref.WeakSet(), "_lock": threading.RLock()}
+        vars(self).update(state, _others=weakref.WeakSet(), _lock=threading.RLock())
 
     @property
     def pipeline(self) -> Pipeline:
@@ -457,14 +451,15 @@ class ServedPipeline(Readable):
         self._share_arrays()
         address = self.service_address()
 
-        from millrace.client.epoch_reader import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
+        from millrace.client.epoch_reader import ConsumerSession
+        from millrace.client.job_session import BUFFER_BYTES, LEAST_BUFFER_BYTES, JobSession
         from millrace.clusters.service import watch
         from millrace.protocol.job_spec import JobSpec
 
         python = ".".join(platform.python_version_tuple()[:2])
         consumer, places = place_of(share, self._consumer_index, self._parameters, named=self._named)
         parameters = {**self._parameters, **places, **changes}
-        return ConsumerSession(
+        job_session = JobSession(
             address,
             JobSpec(structure=self._structure, bundle="", python=python, arrays=tuple(self._memories), **parameters),
             self._bundle,
@@ -478,6 +473,7 @@ class ServedPipeline(Readable):
             states=states,
             progress=self._progress,
         )
+        return ConsumerSession(job_session)
 
     def _start_local(self, job: str, share: Share | None) -> None:
         """Starts the workers inside this host, unless they are there."""

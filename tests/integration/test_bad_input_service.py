@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.client import epoch_reader
+from millrace.client import job_session
 from millrace.clusters.child_process import hang_up, reap, spawn
 
 pytestmark = pytest.mark.timeout(60)
@@ -113,8 +113,8 @@ def test_a_dispatcher_with_wrong_options_says_which_in_one_line():
 
 
 def test_nobody_at_the_address_says_how_long_it_waited_and_what_to_look_at(monkeypatch):
-    hurried = functools.partial(epoch_reader.ConsumerSession, connect_timeout=0.3)
-    monkeypatch.setattr(epoch_reader, "ConsumerSession", hurried)
+    hurried = functools.partial(job_session.JobSession, timeout=0.3)
+    monkeypatch.setattr(job_session, "JobSession", hurried)
     said = (
         r"^no dispatcher answered at 127\.0\.0\.1:1 within 0\.3 s \(connection refused\): is `millrace dispatcher` "
         r"running there\? Check the address"
@@ -131,8 +131,8 @@ def test_what_is_no_address_is_said_at_once(address):
 
 
 def test_a_workers_address_is_not_the_services(service, monkeypatch):
-    hurried = functools.partial(epoch_reader.ConsumerSession, connect_timeout=0.3)
-    monkeypatch.setattr(epoch_reader, "ConsumerSession", hurried)
+    hurried = functools.partial(job_session.JobSession, timeout=0.3)
+    monkeypatch.setattr(job_session, "JobSession", hurried)
     with mr.Dataset.range(3).distribute(service.address) as there:
         list(there)
     address = service.status()["workers"][0]["address"]
@@ -295,12 +295,12 @@ def test_an_element_larger_than_a_tasks_buffers_is_refused(service):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 def test_a_consumers_buffer_of_any_size_passes_elements_or_says_why_not(size, deterministic, service, monkeypatch):
-    real = epoch_reader.ConsumerSession
+    real = job_session.JobSession
 
     def shrunk(*arguments, buffer_bytes, **options):
         return real(*arguments, buffer_bytes=size, **options)
 
-    monkeypatch.setattr(epoch_reader, "ConsumerSession", shrunk)
+    monkeypatch.setattr(job_session, "JobSession", shrunk)
     pipeline = mr.Dataset.range(40).map(large)
     with pipeline.distribute(service.address, deterministic=deterministic, tasks=4) as there:
         if size > 90_000:
@@ -327,17 +327,17 @@ def test_a_workers_buffer_of_any_size_passes_elements_or_says_why_not(size, disp
 
 def test_the_hint_about_the_consumers_buffer_is_true(service, monkeypatch):
     asked = []
-    real = epoch_reader.ConsumerSession
+    real = job_session.JobSession
 
     def remember(*arguments, buffer_bytes, **options):
         asked.append(buffer_bytes)
         return real(*arguments, buffer_bytes=buffer_bytes, **options)
 
-    monkeypatch.setattr(epoch_reader, "ConsumerSession", remember)
+    monkeypatch.setattr(job_session, "JobSession", remember)
     for wanted in (None, 1000, 8 << 20, 1 << 30):
         with mr.Dataset.range(3).with_options(buffer_bytes=wanted).distribute(service.address) as there:
             iter(there)
-    assert asked == [epoch_reader.BUFFER_BYTES, epoch_reader.LEAST_BUFFER_BYTES, 8 << 20, 1 << 30]
+    assert asked == [job_session.BUFFER_BYTES, job_session.LEAST_BUFFER_BYTES, 8 << 20, 1 << 30]
 
 
 # -- the service goes --------------------------------------------------------------------------------------------------

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import msgspec
 
 from millrace.client.deferred_reader import DeferredReader
 from millrace.elements.chunk import Chunk
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
+from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.user_code.crash_probe import RunStoppedError
-from millrace.errors import MillraceError, ShippingError, StateError, anew
+from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph
 from millrace.planning.checkpoint import Checkpoint, pack, parts_of
 
@@ -22,10 +22,8 @@ Fit = Callable[[Any], tuple[Checkpoint, ...]]
 """Parses states and refuses those that are not of these operators."""
 
 
-class BehindReader(Iterator[Any]):
-    """Elements of one epoch. Several threads may read from it: each element goes to one of them.
-
-    Once it has failed, it fails in the same way for ever.
+class BehindReader(ElementIterator):
+    """Elements of one epoch, as operators behind ``distribute()`` make them.
 
     Args:
         reader: gives what arrives.
@@ -93,7 +91,7 @@ class BehindReader(Iterator[Any]):
         raise StopIteration
 
     def put_back(self, element: Any) -> None:
-        """Hand this element out once more, as who has just got it could not use it; no state counts it."""
+        """See :class:`ElementIterator`."""
         with self._lock:
             if self._account is not None:
                 self._account.current = iter([element, *self._account.current])
@@ -147,7 +145,7 @@ class BehindReader(Iterator[Any]):
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far, there and here."""
+        """See :class:`ElementIterator`."""
         return self._reader.skipped + (0 if self._behind is None else self._behind.skipped)
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,11 +157,7 @@ class BehindReader(Iterator[Any]):
         return pack(self._now[0]())
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken; see :meth:`millrace.client.epoch_iterator.EpochIterator.load_state_dict`.
-
-        Raises:
-            StateError: it is not of this pipeline over these data, or not of these operators.
-        """
+        """See :class:`ElementIterator`."""
         loaded = self._fit(state)
         with self._lock:
             if self._behind is not None:
@@ -175,10 +169,8 @@ class BehindReader(Iterator[Any]):
             self._closed, self._loaded = False, loaded
             self._look()
 
-    get_state, set_state = state_dict, load_state_dict
-
     def close(self) -> None:
-        """Stops reading. What was not handed out is dropped. May be called any number of times."""
+        """See :class:`ElementIterator`."""
         _wake(self._reader, self._closing)  # a thread that waits for an element gives up
         with self._lock:
             self._closed = True
@@ -187,17 +179,6 @@ class BehindReader(Iterator[Any]):
             finally:
                 if self._behind is not None:
                     self._behind.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
 
 
 def _take(reader: DeferredReader, closing: threading.Event) -> Arrival:

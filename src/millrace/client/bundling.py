@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.elements.lent import SealedMemory
+from millrace.elements.sealed_memory import SealedMemory
 from millrace.functions.bundles import pack, unpack
 from millrace.functions.signature import describe
 from millrace.graph import serialize

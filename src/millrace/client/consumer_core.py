@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from millrace.client import consumer_io as io
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.credit import CreditPool
-from millrace.client.epoch_buffer import Decode, EpochInbox, Outcome, Rerun
+from millrace.client.epoch_buffer import Decode, EpochBuffer, Rerun, RerunOutcome
 from millrace.client.read_rate import Rates
 from millrace.client.rerun_check import Reruns
 from millrace.elements import codec
@@ -64,7 +64,7 @@ class ConsumerCore:
         self.wanted = self.ended = self.read_to = -1
         self.begun: msg.EpochBegun | None = None
         self.reading: EpochProgress | None = None
-        self.inbox: EpochInbox | None = None
+        self.inbox: EpochBuffer | None = None
         self.allowed: tuple[int, bool] | None = None
         self.failure: MillraceError | None = None
         self.closed = False
@@ -220,7 +220,7 @@ class ConsumerCore:
             return
         over = self.closed or self.ended == begun.epoch
         if not (self._is_here(begun.epoch) or over):  # else it is said again after the dispatcher was lost
-            self.inbox = EpochInbox(begun.epoch, in_order=self.spec.deterministic, decode=self._decode)
+            self.inbox = EpochBuffer(begun.epoch, in_order=self.spec.deterministic, decode=self._decode)
             self.allowed = (0, False) if begun.held else None
             self._grant(self._pool.clear())
         self.begun = begun
@@ -426,7 +426,7 @@ class ConsumerCore:
     def _compared(self, epoch: int, rerun: Rerun) -> None:
         """A task that was run again was held against what had come of it before."""
         text = self._reruns.add(self.spec, epoch, rerun)
-        if text and rerun.outcome is not Outcome.OTHER and self.spec.visitation == "exactly_once":
+        if text and rerun.outcome is not RerunOutcome.OTHER and self.spec.visitation == "exactly_once":
             self.failure = self.failure or PipelineError(text)  # the guarantee is broken, and known to be
         elif text and self._reruns.told[1] == 1:
             self.actions.append(io.Warn(text))

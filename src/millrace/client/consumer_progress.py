@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 from millrace.client.epoch_buffer import Arrival
-from millrace.client.read_rate import Meter, Rates
+from millrace.client.read_rate import Rates, ReadRateMeter
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.errors import StateError
 from millrace.planning.checkpoint import Checkpoint, Merged
@@ -42,7 +42,7 @@ class EpochProgress(ProgressTracker):
         self.behind: int | None = None
         self.seen: tuple[int, Rates] | None = None
         self._last: Arrival | None = None  # what is current, or was, belongs to it
-        self._meter = Meter()
+        self._meter = ReadRateMeter()
         self._messages = 0
 
     @property

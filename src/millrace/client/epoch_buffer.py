@@ -18,7 +18,7 @@ Decode = Callable[[Any], list[Any]]
 """Gives the elements of a payload."""
 
 
-class Outcome(enum.Enum):
+class RerunOutcome(enum.Enum):
     """What a task gave that was run again after it had been received in part."""
 
     SAME = "the same"
@@ -36,7 +36,7 @@ class Rerun:
 
     task: int
     number: int
-    outcome: Outcome
+    outcome: RerunOutcome
     changed: str = ""
 
 
@@ -60,7 +60,7 @@ class Arrival:
     skip: int
     size: int
     worker: str
-    task: TaskInbox
+    task: TaskArrivals
     end: int
     decode: Decode
 
@@ -77,7 +77,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class TaskInbox:
+class TaskArrivals:
     """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``.
 
     ``again``: it is complete, and runs once more at a worker that is still to be told so, or would keep its outputs.
@@ -102,7 +102,7 @@ class TaskInbox:
         return self.held - 1 if self.rerun else self.held
 
 
-class EpochInbox:
+class EpochBuffer:
     """All tasks of one epoch that one consumer was told to read.
 
     Args:
@@ -127,13 +127,13 @@ class EpochInbox:
         """Runs that were compared with the one before."""
         self.alone: set[int] = set()
         """Tasks that leave nothing over, as was heard."""
-        self._tasks: dict[int, TaskInbox] = {}
-        self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
+        self._tasks: dict[int, TaskArrivals] = {}
+        self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused if in_order
         self._share: set[int] | None = None
         self._moved: set[int] = set()
         self._ended: list[tuple[int, int]] = []
         self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
-        self._reading: TaskInbox | None = None
+        self._reading: TaskArrivals | None = None
 
     def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
         """The task is (now) read from there; returns the number of the first output to ask for.
@@ -142,7 +142,7 @@ class EpochInbox:
         """
         inbox = self._tasks.get(task)
         if inbox is None:
-            inbox = self._tasks[task] = TaskInbox(lease, address, start, number=task)
+            inbox = self._tasks[task] = TaskArrivals(lease, address, start, number=task)
             if self.in_order:
                 heapq.heappush(self._unread, task)
         inbox.again |= inbox.complete and lease != inbox.lease
@@ -202,20 +202,22 @@ class EpochInbox:
         return fresh > 0
 
     def _compare(
-        self, task: int, inbox: TaskInbox, index: int, count: int, payload: Any, changed: str, *, last: bool
+        self, task: int, inbox: TaskArrivals, index: int, count: int, payload: Any, changed: str, *, last: bool
     ) -> None:
         """Hold what another run gives against the last output that is held."""
         inbox.rerun = False
         number, end = inbox.held - 1, index + count
         if end <= number or (inbox.complete and end > inbox.held):
-            self.reruns.append(Rerun(task, number, Outcome.LONGER if end > number else Outcome.SHORTER, changed))
+            self.reruns.append(
+                Rerun(task, number, RerunOutcome.LONGER if end > number else RerunOutcome.SHORTER, changed)
+            )
             return
         before = inbox.noted[1] if inbox.noted[0] == number else None
         if inbox.messages:
             before = self._checksum_of(inbox.messages[-1].payload, -1)
         now = self._checksum_of(payload, number - index) if index <= number else None
         if before is not None and now is not None:  # else it is in the user's hands this very moment
-            self.reruns.append(Rerun(task, number, Outcome.SAME if before == now else Outcome.OTHER, changed))
+            self.reruns.append(Rerun(task, number, RerunOutcome.SAME if before == now else RerunOutcome.OTHER, changed))
 
     def _checksum_of(self, payload: Any, place: int) -> int | None:
         """Imprint of one element of a message; None if it cannot be read, which whoever reads it all is told."""
@@ -286,7 +288,7 @@ class EpochInbox:
         inbox = self._tasks.get(task)
         return (0, False) if inbox is None else (inbox.start, inbox.complete)
 
-    def _current(self) -> TaskInbox | None:
+    def _current(self) -> TaskArrivals | None:
         """If in_order: the task being read."""
         while self._reading is None or (self._reading.complete and not self._reading.messages):
             if not self._unread:

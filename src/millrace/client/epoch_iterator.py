@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from millrace.client.deferred_reader import DeferredReader
-from millrace.errors import ShippingError
+from millrace.engine.run.element_iterator import ElementIterator
 from millrace.planning.checkpoint import pack
 
 _NOTHING: Any = object()
 
 
-class EpochIterator(Iterator[Any]):
-    """The elements of one epoch, in the order in which they come (or in plan order, if the job is deterministic).
+class EpochIterator(ElementIterator):
+    """Elements of one epoch, in the order in which they come (or in plan order, if the job is deterministic).
 
-    Arrays are views of the memory they were received into. Several threads may read from it: each element goes to one
-    of them. Once it has failed, it fails in the same way for ever.
+    Arrays are views of the memory they were received into.
 
     Args:
         reader: reads the epoch.
@@ -48,13 +45,13 @@ class EpochIterator(Iterator[Any]):
         raise StopIteration
 
     def put_back(self, element: Any) -> None:
-        """Hand this element out once more, as who has just got it could not use it; no state counts it."""
+        """See :class:`ElementIterator`."""
         with self._lock:
             self._reader.put_back(element)
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far."""
+        """See :class:`ElementIterator`."""
         return self._reader.skipped
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,10 +63,7 @@ class EpochIterator(Iterator[Any]):
         return pack(self._reader.checkpoint())
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken: in that epoch, or at its end. The job begins anew with it.
-
-        Args:
-            state: what ``state_dict()`` gave, here or in process; or the list of all ranks' states.
+        """Go on where ``state`` was taken, see :class:`StatefulIterator`; the job begins anew with it.
 
         Raises:
             StateError: it is not of this pipeline over these data.
@@ -78,19 +72,6 @@ class EpochIterator(Iterator[Any]):
         with self._lock:
             self._reader.load(state)
 
-    get_state, set_state = state_dict, load_state_dict
-
     def close(self) -> None:
-        """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
+        """See :class:`ElementIterator`."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")

@@ -8,109 +8,49 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from collections.abc import Callable
+from typing import Any
 
 from millrace.client.consumer_io import HandedOut, Over, Refuse, Used
 from millrace.client.consumer_progress import EpochProgress
-from millrace.client.job_session import CLOSE, Conversation
-from millrace.elements.lent import SealedMemory
-from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, anew
+from millrace.client.job_session import CLOSE, JobSession
+from millrace.errors import JobConflictError, MillraceError, ServiceError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor
-from millrace.protocol.job_spec import JobSpec
-from millrace.wire.data.compression import Compression
 
 Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
 """Gives what to call when a session's job has failed, if that is still there."""
 
-BUFFER_BYTES = 256 << 20
-LEAST_BUFFER_BYTES = 1 << 20
-"""A message of small elements."""
-
 
 class ConsumerSession:
-    """One consumer of one job on a service. Ends with :meth:`close`, or when it is dropped.
+    """One consumer of one job on a service, as a user holds it. Ends with :meth:`close`, or when it is dropped.
 
     Args:
-        address: of the dispatcher, e.g. ``grpc://127.0.0.1:5050``.
-        spec: what the job is; ``bundle`` is filled in here.
-        bundle: the graph's user functions, from :mod:`millrace.functions.bundles`; uploaded if need be.
-        consumer: index among the job's consumers; None takes the lowest that is free.
-        token: of the service; None if it has none.
-        compression: of what comes from workers over the network; None, ``"lz4"`` or ``"zstd"``.
-        buffer_bytes: bound on the elements that wait here to be read.
-        connect_timeout: seconds until the service must have answered.
-        gone: why the dispatcher will not come back, "" while it may; None: it always may.
-        linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next
-            life.
-        states: where the job goes on: this consumer's state, or those of all ranks.
-        progress: show how far reading is.
-        arrays: what the functions leave out, in the order of the spec's.
+        job_session: does the work; it must not know this object.
 
     Attributes:
         job: the job's name.
         consumer: this consumer's index.
         seed: the job's seed.
-
-    Raises:
-        ServiceUnreachableError: nobody answered in time.
-        AuthenticationError, VersionMismatchError: the service does not let this process in.
-        JobConflictError: a job of that name is another pipeline.
-        ConsumerConflictError: another process reads as that consumer.
-        PipelineError: what ``spec`` asks for cannot be.
     """
 
-    def __init__(
-        self,
-        address: str,
-        spec: JobSpec,
-        bundle: bytes,
-        *,
-        consumer: int | None = None,
-        token: str | None = None,
-        compression: Compression | None = None,
-        buffer_bytes: int = BUFFER_BYTES,
-        connect_timeout: float = 10.0,
-        gone: Callable[[], str] | None = None,
-        linger: bool = False,
-        states: Sequence[Checkpoint] = (),
-        progress: bool = False,
-        arrays: Sequence[SealedMemory] = (),
-    ) -> None:
-        self._conversation = Conversation(
-            address,
-            spec,
-            bundle,
-            consumer=consumer,
-            token=token,
-            compression=compression,
-            buffer_bytes=buffer_bytes,
-            timeout=connect_timeout,
-            gone=gone,
-            linger=linger,
-            states=states,
-            progress=progress,
-            arrays=arrays,
-        )
+    def __init__(self, job_session: JobSession) -> None:
+        self._job_session = job_session
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.
-        weakref.finalize(self, self._conversation.say, CLOSE).atexit = False
+        weakref.finalize(self, self._job_session.say, CLOSE).atexit = False
         self._reader: weakref.ref[EpochReader] | None = None
-        self.job = self._conversation.job
-        self.consumer = self._conversation.consumer
-        self.seed = self._conversation.seed
+        self.job, self.consumer, self.seed = job_session.job, job_session.consumer, job_session.seed
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._conversation.closed
+        return self._job_session.closed
 
     @property
     def failed(self) -> bool:
         """Whether the job cannot go on."""
-        return self._conversation.core.failure is not None
+        return self._job_session.core.failure is not None
 
     @property
     def reading(self) -> bool:
@@ -127,7 +67,7 @@ class ConsumerSession:
         Raises:
             MillraceError: why the job cannot go on.
         """
-        return self._conversation.next_epoch
+        return self._job_session.next_epoch
 
     def epoch(
         self,
@@ -166,13 +106,13 @@ class ConsumerSession:
                 f"consumer {self.consumer} of job {self.job!r} is past epoch {number}, which this process is about to "
                 "begin: an earlier run, or another loader, has read the job; give this one another job_name"
             )
-        reader = EpochReader(self, self._conversation, number, read, keep, passes or EpochCursor(), failed)
+        reader = EpochReader(self, self._job_session, number, read, keep, passes or EpochCursor(), failed)
         self._reader = weakref.ref(reader)
         return reader
 
     def over(self, state: Checkpoint, passes: EpochCursor) -> EpochReader:
         """A reader at the end of an epoch that has ended before; no epoch begins."""
-        reader = EpochReader(self, self._conversation, state.epoch, None, None, passes, lambda: None, over=state)
+        reader = EpochReader(self, self._job_session, state.epoch, None, None, passes, lambda: None, over=state)
         reader.close()
         return reader
 
@@ -182,9 +122,9 @@ class ConsumerSession:
         Raises:
             ServiceError: if the session is closed, or belongs to another process.
         """
-        if os.getpid() != self._conversation.pid:
+        if os.getpid() != self._job_session.pid:
             raise ServiceError(
-                f"this session of job {self.job!r} belongs to process {self._conversation.pid}, this is "
+                f"this session of job {self.job!r} belongs to process {self._job_session.pid}, this is "
                 f"{os.getpid()}, forked from it: open another one here"
             )
         if self.closed:
@@ -192,18 +132,7 @@ class ConsumerSession:
 
     def close(self) -> None:
         """Leaves the job: its consumer's place is free. May be called any number of times."""
-        self._conversation.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ShippingError("a session cannot be pickled: it is a connection; open another one on the other side")
+        self._job_session.close()
 
 
 class EpochReader:
@@ -218,7 +147,7 @@ class EpochReader:
     def __init__(
         self,
         session: ConsumerSession,
-        conversation: Conversation,
+        job_session: JobSession,
         number: int | None,
         read: Merged | None,
         keep: object,
@@ -231,22 +160,22 @@ class EpochReader:
         self._failure: MillraceError | None = None
         self._session: ConsumerSession | None = session  # it lives as long as somebody reads
         self._keep = keep
-        self._conversation = conversation
+        self._job_session = job_session
         self._passes, self._failed = passes, failed
         self._parts: list[Part] = []
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
-            self.progress = progress = conversation.begin(number, read)
+            self.progress = progress = job_session.begin(number, read)
             begun = progress.begun
             assert begun is not None
             self.number, self._anew, self._parts = begun.epoch, begun.anew, begun.parts
-            graph = graph_digest(unpack(conversation.core.spec.structure))
-            self.checkpoint = functools.partial(conversation.state, progress, graph)
+            graph = graph_digest(unpack(job_session.core.spec.structure))
+            self.checkpoint = functools.partial(job_session.state, progress, graph)
         else:
             self.number, self.progress = over.epoch, EpochProgress(over.epoch)
             self.checkpoint = lambda: over
         passes.begin(self.number, self.checkpoint)
-        self._finalizer = weakref.finalize(self, self._conversation.say, self.number)
+        self._finalizer = weakref.finalize(self, self._job_session.say, self.number)
         self._finalizer.atexit = False
 
     def put_back(self, element: Any) -> None:
@@ -272,15 +201,15 @@ class EpochReader:
             if self._session is None:
                 return False
             self._session.check()
-            conversation = self._conversation
-            match conversation.shared.take(self.number, self._closing.is_set):
+            job_session = self._job_session
+            match job_session.shared.take(self.number, self._closing.is_set):
                 case HandedOut(first=first):
                     if first:
-                        conversation.shared.handle(Used())
+                        job_session.shared.handle(Used())
                     return True
                 case Over(unread=unread):
                     self.close()
-                    conversation.notices.at_end(unread)
+                    job_session.notices.at_end(unread)
                 case Refuse(error=error, lost=lost):
                     if lost:
                         self._failure = anew(error)
@@ -295,7 +224,7 @@ class EpochReader:
 
     def _fail(self, session: ConsumerSession, error: MillraceError) -> None:
         """Lets go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
-        if os.getpid() == self._conversation.pid:
+        if os.getpid() == self._job_session.pid:
             self._failure = anew(error)
             self.close()
             leave = self._failed()
@@ -305,17 +234,12 @@ class EpochReader:
     @property
     def opening(self) -> tuple[int, int, int, list[Part]] | None:
         """Seed, epoch, consumer and the outputs that were handed out in part; None: the epoch has not begun."""
-        return self._conversation.seed, self.number, self._conversation.consumer, self._parts
+        return self._job_session.seed, self.number, self._job_session.consumer, self._parts
 
     @property
     def over(self) -> bool:
         """It began at its epoch's end, or was closed."""
         return self._session is None
-
-    @property
-    def made_of(self) -> Callable[[int, int, int], None]:
-        """Where those who :meth:`take` say what was handed out; see :meth:`EpochProgress.made_of`."""
-        return self.progress.made_of
 
     def take(self) -> tuple[list[Any], int, int]:
         """For operators behind ``distribute()``: elements, their task, the first's number in it; none at the end."""
@@ -327,7 +251,7 @@ class EpochReader:
     def wake(self) -> None:
         """Whoever waits for an element gives up, for good."""
         self._closing.set()
-        self._conversation.shared.look_up()
+        self._job_session.shared.look_up()
 
     def fail(self, error: MillraceError) -> None:
         """What reads here has failed."""
@@ -340,7 +264,7 @@ class EpochReader:
         Raises:
             MillraceError: why the job cannot go on.
         """
-        match self._conversation.shared.take(self.number, decode=False):
+        match self._job_session.shared.take(self.number, decode=False):
             case Refuse(error=error):
                 raise anew(error)
             case Over():
@@ -351,15 +275,15 @@ class EpochReader:
     @property
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
-        return self._conversation.core.skipped
+        return self._job_session.core.skipped
 
     def begins_with(self, state: Any) -> bool:
         """Whether another rank has loaded these states before this one joined, so that the epoch begins with them."""
-        if not self._conversation.states or self._session is None or not self.progress.untouched:
+        if not self._job_session.states or self._session is None or not self.progress.untouched:
             return False
         loaded = parse_all(state)
         epoch = min(each.next_epoch for each in loaded)
-        if self._conversation.states != name_of(loaded) or self.number != epoch:
+        if self._job_session.states != name_of(loaded) or self.number != epoch:
             return False
         if not self._anew:
             self.progress.resume(said(loaded, epoch))
@@ -372,6 +296,6 @@ class EpochReader:
             self._session = self._keep = None
             try:
                 if self._finalizer.detach() is not None:
-                    self._conversation.end(self.number)  # while it counts what it has left
+                    self._job_session.end(self.number)  # while it counts what it has left
             finally:
                 self.progress.close()

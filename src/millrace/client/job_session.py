@@ -1,6 +1,6 @@
 """A consumer's session with the dispatcher: joins, reports, and comes back by itself when it breaks.
 
-Its threads know the conversation, never the object that the user holds: so that dropping that one ends them.
+Its threads know the session, never the object that the user holds: so that dropping that one ends them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millrace.client.monitor import Monitor
 from millrace.client.notices import Notices
 from millrace.client.shared_core import SharedCore
 from millrace.client.status_query import ask_why
-from millrace.elements.lent import SealedMemory
+from millrace.elements.sealed_memory import SealedMemory
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,
@@ -47,6 +47,9 @@ from millrace.wire.control.blob_transfer import offer, put_blob
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.data.compression import Compression
 
+BUFFER_BYTES = 256 << 20
+LEAST_BUFFER_BYTES = 1 << 20
+"""A message of small elements."""
 CLOSE, REPORT = "close", "report"
 SOON_S = 0.02
 """Least time between two reports; a task that became complete is reported that soon."""
@@ -56,7 +59,7 @@ _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 _logger = logging.getLogger(__name__)
 
 
-class Conversation:
+class JobSession:
     """One consumer's place in one job.
 
     Args:
@@ -92,8 +95,8 @@ class Conversation:
         consumer: int | None,
         token: str | None,
         compression: Compression | None = None,
-        buffer_bytes: int,
-        timeout: float,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout: float = 10.0,
         gone: Callable[[], str] | None = None,
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
@@ -353,10 +356,10 @@ class Conversation:
                 thread.join()
 
 
-_open: weakref.WeakSet[Conversation] = weakref.WeakSet()
+_open: weakref.WeakSet[JobSession] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for conversation in list(_open):
-        conversation.close()
+    for job_session in list(_open):
+        job_session.close()

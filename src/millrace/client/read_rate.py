@@ -29,7 +29,7 @@ class _Lot:
     queued: float
 
 
-class Meter:
+class ReadRateMeter:
     """Counts by message, as elements of one message come without waiting."""
 
     def __init__(self) -> None:

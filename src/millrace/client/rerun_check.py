@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.client.epoch_buffer import Outcome, Rerun
+from millrace.client.epoch_buffer import Rerun, RerunOutcome
 from millrace.graph.nodes import FromArrays, FromList, Graph, Node, WithOptions
 from millrace.graph.serialize import unpack
 from millrace.protocol.job_spec import JobSpec
@@ -30,7 +30,7 @@ class Reruns:
         function is to blame.
         """
         compared, differed, first = self.told
-        same = rerun.outcome is Outcome.SAME or not spec.runs_again
+        same = rerun.outcome is RerunOutcome.SAME or not spec.runs_again
         text = "" if same else impurity(unpack(spec.structure), epoch, rerun)
         self.told = (compared + 1, differed + bool(text), first or text)
         return text
@@ -38,12 +38,12 @@ class Reruns:
 
 def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:
     """The sentences about a run that differs from the one before it: what it means, whose fault it is, what to do."""
-    what = f"output {rerun.number}" if rerun.outcome is Outcome.OTHER else f"{rerun.number + 1} outputs before"
+    what = f"output {rerun.number}" if rerun.outcome is RerunOutcome.OTHER else f"{rerun.number + 1} outputs before"
     gave = (
         f"task {rerun.task} of epoch {epoch} was run again after its worker was lost, and gave {rerun.outcome.value} "
         f"({what})"
     )
-    if rerun.outcome is not Outcome.OTHER:
+    if rerun.outcome is not RerunOutcome.OTHER:
         gave += ", so that elements are missing or came twice"
     if rerun.changed:
         return f"{gave}: {rerun.changed} was changed since the epoch's data were listed; leave data alone that is read"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from millrace.dispatcher.blob_store import BlobStore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
-from millrace.elements.lent import MemoryLoan
+from millrace.elements.sealed_memory import MemoryLoan
 from millrace.wire.control import blob_transfer as wire
 from millrace.wire.control.control_server import CallHandler
 

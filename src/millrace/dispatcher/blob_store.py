@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
-from millrace.elements.lent import MemoryLoan, SealedMemory, open_loan
+from millrace.elements.sealed_memory import MemoryLoan, SealedMemory, open_loan
 from millrace.errors import ProtocolError, ServiceError
 from millrace.private_folder import private
 from millrace.wire.control.blob_transfer import digest_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
+from millrace.engine.run.element_iterator import ElementIterator, StatefulIterator
 from millrace.equivalents import NamesEquivalents
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share
@@ -18,26 +18,6 @@ if TYPE_CHECKING:
     from millrace.frameworks.numpy import NumpyDataset
     from millrace.frameworks.tensorflow import TensorflowDataset
     from millrace.frameworks.torch import TorchDataset
-
-
-class Epoch(Protocol):
-    """Elements of one epoch, being read."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far it was read, as plain values."""
-
-    def load_state_dict(self, state: Any) -> None:
-        """Goes on where the state was taken."""
-
-    def __iter__(self) -> Self: ...
-
-    def __next__(self) -> Any: ...
-
-    def put_back(self, element: Any) -> None:
-        """Who has just got this could not use it: it is handed out once more."""
-
-    def close(self) -> None:
-        """Lets go of everything. Idempotent."""
 
 
 class Readable(ABC):
@@ -63,7 +43,7 @@ class Readable(ABC):
         """What there is to say before the first epoch."""
 
     @abstractmethod
-    def read_epoch(self, number: Number = None, share: Share | None = None) -> Epoch:
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> ElementIterator:
         """Elements of one epoch.
 
         Args:
@@ -147,8 +127,8 @@ class Viewable(Stateful):
     """A dataset as users see it: its elements as they are, or as the arrays of a framework."""
 
     def __copy__(self) -> Self:
-        twin = type(self).__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "_source": copy.copy(self._source)}  # each has iterators of its own
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _source=copy.copy(self._source))  # each has iterators of its own
         return twin
 
     def __pipeline__(self) -> Readable:
@@ -232,10 +212,10 @@ class View(Stateful):
     __repr__ = __str__
 
 
-class Converted(Iterator[Any]):
-    """Elements of an epoch as a framework wants them. ``close()``, or leaving a ``with`` block, ends the epoch."""
+class Converted(StatefulIterator):
+    """Elements of an epoch as a framework wants them."""
 
-    def __init__(self, epoch: Epoch, convert: Callable[[Any], Any]) -> None:
+    def __init__(self, epoch: ElementIterator, convert: Callable[[Any], Any]) -> None:
         self._epoch, self._convert = epoch, convert
 
     def __next__(self) -> Any:
@@ -250,23 +230,13 @@ class Converted(Iterator[Any]):
         raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch was read, as plain values."""
+        """See :class:`StatefulIterator`."""
         return self._epoch.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on where the state was taken: in that epoch, or at its end."""
+        """See :class:`StatefulIterator`."""
         self._epoch.load_state_dict(state)
 
-    get_state, set_state = state_dict, load_state_dict
-
     def close(self) -> None:
-        """Stops reading. Idempotent."""
+        """See :class:`StatefulIterator`."""
         self._epoch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

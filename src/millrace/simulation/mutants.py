@@ -14,7 +14,7 @@ from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.credit import CreditPool
-from millrace.client.epoch_buffer import EpochInbox
+from millrace.client.epoch_buffer import EpochBuffer
 from millrace.control.actions import StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.journal import snapshot
@@ -300,13 +300,13 @@ def _trusting_read(self: Store, place: str, name: str, unit: int) -> tuple[int, 
 
 # -- a consumer's core -------------------------------------------------------------------------------------------------
 
-_accept, _holds, _hand_out = EpochInbox.accept, EpochInbox.holds, EpochProgress.hand_out
+_accept, _holds, _hand_out = EpochBuffer.accept, EpochBuffer.holds, EpochProgress.hand_out
 _report, _let_in, _ask = ConsumerCore._report, ConsumerCore._let_in, ConsumerCore._ask  # noqa: SLF001
 
 _is(
     "hasty-receipt",
     "A consumer says that it has all of a task when it has the first outputs.",
-    EpochInbox,
+    EpochBuffer,
     "holds",
     lambda self, task: (_holds(self, task)[0], True),
 )
@@ -340,8 +340,8 @@ def _forgetful_report(self: ConsumerCore, now: float, *, everything: bool = Fals
         _report(self, now)
 
 
-@_replaces("stale-delivery", "A consumer takes what comes, whether it has it or not.", EpochInbox, "accept")
-def _trusting(self: EpochInbox, task: int, index: int, *args: Any, **options: Any) -> bool:
+@_replaces("stale-delivery", "A consumer takes what comes, whether it has it or not.", EpochBuffer, "accept")
+def _trusting(self: EpochBuffer, task: int, index: int, *args: Any, **options: Any) -> bool:
     inbox = self._tasks.get(task)
     if inbox is not None and index < inbox.held:
         inbox.held = index

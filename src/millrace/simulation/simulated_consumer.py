@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
-from millrace.client.epoch_buffer import EpochInbox
+from millrace.client.epoch_buffer import EpochBuffer
 from millrace.errors import MillraceError, ProtocolError
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
@@ -197,7 +197,7 @@ class SimulatedConsumer(Process):
         return self.core.joined
 
     @property
-    def inbox(self) -> EpochInbox | None:
+    def inbox(self) -> EpochBuffer | None:
         """Outputs that it holds of an epoch."""
         return self.core.inbox
 

@@ -1,6 +1,6 @@
 """Arrays source (``Dataset.from_arrays``): rows of arrays in memory.
 
-Workers on the same host map the arrays' memory (:mod:`millrace.elements.lent`); others get a copy of it.
+Workers on the same host map the arrays' memory (:mod:`millrace.elements.sealed_memory`); others get a copy of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.layout import ALIGNMENT
-from millrace.elements.lent import AVAILABLE, SealedMemory, fill
 from millrace.elements.recycled_arrays import Bytes
+from millrace.elements.sealed_memory import AVAILABLE, SealedMemory, fill
 from millrace.elements.tree import path_text
 from millrace.errors import PipelineError, ShippingError
 from millrace.graph.nodes import FromArrays

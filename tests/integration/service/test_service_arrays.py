@@ -19,8 +19,8 @@ import pytest
 from tests.integration.service.service_driving import WAIT_S, Reading
 
 import millrace as mr
-from millrace.elements import lent
-from millrace.elements.lent import MemoryLoan
+from millrace.elements import sealed_memory
+from millrace.elements.sealed_memory import MemoryLoan
 from millrace.wire.control import blob_transfer
 
 COUNT = 600
@@ -76,7 +76,7 @@ def until_nobody_holds(pids: list[int]) -> None:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is on another host than the service, which so doesn't find its memory."""
     there = property(lambda memory: MemoryLoan(memory.digest, memory.size, "elsewhere", 1 << 22, 0))
-    monkeypatch.setattr(lent.SealedMemory, "loan", there)
+    monkeypatch.setattr(sealed_memory.SealedMemory, "loan", there)
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

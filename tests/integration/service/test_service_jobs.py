@@ -12,7 +12,7 @@ from tests.integration.service.service_data import number_of
 from tests.integration.service.service_driving import Reading, consume, job_of
 
 import millrace as mr
-from millrace.client.epoch_reader import ConsumerSession
+from millrace.client.job_session import JobSession
 
 COUNT = 300
 NUMBERS = Counter(range(COUNT))
@@ -69,7 +69,7 @@ def test_many_jobs_at_once(service, data):
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Consumers hold a mebibyte each instead of a quarter of a gibibyte."""
-    monkeypatch.setitem(ConsumerSession.__init__.__kwdefaults__, "buffer_bytes", 1 << 20)
+    monkeypatch.setitem(JobSession.__init__.__kwdefaults__, "buffer_bytes", 1 << 20)
 
 
 def large(number):

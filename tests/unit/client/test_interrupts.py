@@ -105,7 +105,7 @@ def test_taking_what_was_computed_ahead(free):
 
 
 class Talk:
-    """A conversation about one epoch, of which all has come."""
+    """A session about one epoch, of which all has come."""
 
     pid, closed, states = os.getpid(), False, ""
 

@@ -1,10 +1,10 @@
 import pytest
 
-from millrace.client.read_rate import Meter, Rates
+from millrace.client.read_rate import Rates, ReadRateMeter
 
 
 def test_time_from_one_element_to_the_next_and_the_wait_in_it():
-    meter = Meter()
+    meter = ReadRateMeter()
     meter.took(1, asked=0.0, got=5.0, queued=0)  # start-up does not count
     meter.took(1, asked=5.8, got=6.0, queued=0)
     meter.took(1, asked=6.8, got=7.0, queued=0)
@@ -15,7 +15,7 @@ def test_time_from_one_element_to_the_next_and_the_wait_in_it():
 
 
 def test_elements_of_a_message_share_its_time():
-    meter = Meter()
+    meter = ReadRateMeter()
     meter.took(10, asked=0.0, got=0.0, queued=30)
     assert meter.rates(5.0, left=5).batch_time_s == pytest.approx(1.0)
     meter.took(10, asked=10.0, got=10.0, queued=20)
@@ -25,7 +25,7 @@ def test_elements_of_a_message_share_its_time():
 
 
 def test_only_about_the_last_hundred_count():
-    meter = Meter()
+    meter = ReadRateMeter()
     now = 0.0
     for _ in range(200):
         meter.took(1, asked=now, got=now, queued=0)
@@ -38,4 +38,4 @@ def test_only_about_the_last_hundred_count():
 
 
 def test_nothing_read_is_no_rate():
-    assert Meter().rates(9.0) == Rates()
+    assert ReadRateMeter().rates(9.0) == Rates()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.client.epoch_buffer import Outcome, Rerun
+from millrace.client.epoch_buffer import Rerun, RerunOutcome
 from millrace.client.rerun_check import impurity
 from millrace.graph import serialize
 
@@ -47,7 +47,7 @@ def said(dataset, rerun):
     ],
 )
 def test_the_function_is_named(dataset, culprit):
-    text = said(dataset, Rerun(7, 41, Outcome.OTHER))
+    text = said(dataset, Rerun(7, 41, RerunOutcome.OTHER))
     assert text.startswith(
         "task 7 of epoch 2 was run again after its worker was lost, and gave another element (output 41): "
     )
@@ -58,7 +58,7 @@ def test_the_function_is_named(dataset, culprit):
 
 
 def test_data_that_were_changed_are_no_function_s_fault():
-    text = said(mr.Dataset.range(9).map(jitter), Rerun(7, 41, Outcome.SHORTER, "train/3.tar"))
+    text = said(mr.Dataset.range(9).map(jitter), Rerun(7, 41, RerunOutcome.SHORTER, "train/3.tar"))
     assert "gave fewer elements (42 outputs before), so that elements are missing or came twice" in text
     assert "train/3.tar was changed" in text
     assert "jitter" not in text

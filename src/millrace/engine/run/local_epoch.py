@@ -16,6 +16,7 @@ import msgspec
 from millrace.elements.chunk import Chunk
 from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
+from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.run.host_limits import run_delay_s
 from millrace.engine.run.program import Program, Run
 from millrace.engine.run.progress_tracker import ProgressTracker
@@ -274,7 +275,7 @@ def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
         pipeline.adopt_seed(loaded.seed)
 
 
-class LocalIterator(Iterator[Any]):
+class LocalIterator(ElementIterator):
     """Iterator over the elements of one epoch, or of a part of it, in this process.
 
     Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Several threads
@@ -353,8 +354,6 @@ class LocalIterator(Iterator[Any]):
             self.close()
             self._take(fresh)
 
-    get_state, set_state = state_dict, load_state_dict
-
     def close(self) -> None:
         """Stop threads and let go of everything, once no thread waits for an element. Idempotent."""
         with self._lock:
@@ -395,12 +394,6 @@ class LocalIterator(Iterator[Any]):
     def rewrites(self) -> list[str]:
         """List how the graph that runs differs from the one written, in words; see :mod:`millrace.graph.rewrites`."""
         return self._reading.program.rewrites
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _state(

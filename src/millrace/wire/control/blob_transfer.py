@@ -7,8 +7,8 @@ import hashlib
 import msgspec
 import numpy as np
 
-from millrace.elements.lent import MemoryLoan, SealedMemory, open_loan
 from millrace.elements.recycled_arrays import Bytes
+from millrace.elements.sealed_memory import MemoryLoan, SealedMemory, open_loan
 from millrace.errors import ProtocolError, ShippingError
 from millrace.wire.control.control_client import ControlChannel
 

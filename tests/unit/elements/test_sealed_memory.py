@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.elements import lent
-from millrace.elements.lent import MemoryLoan, fill, open_loan
+from millrace.elements import sealed_memory
+from millrace.elements.sealed_memory import MemoryLoan, fill, open_loan
 from millrace.errors import ShippingError
 
 PIECES = [np.arange(100, dtype=np.uint8), np.zeros(28, np.uint8)]
@@ -33,7 +33,7 @@ def test_a_view_keeps_it_and_nothing_else_does() -> None:
     np.testing.assert_array_equal(view, WHOLE)
     assert open_loan(loan) is None
     with pytest.raises(ShippingError, match=f"arrays that process {os.getpid()} shares can't be reached"):
-        lent._reopen(loan)
+        sealed_memory._reopen(loan)
 
 
 def test_it_can_be_written_by_nobody() -> None:
