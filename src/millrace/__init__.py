@@ -96,7 +96,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> object:
-    """Imported when it is used: a service's processes import this package too, and need only parts of it."""
+    """Import a name when it is used: a service's processes import this package too, and need only parts of it."""
     if name in _LATE:
         found = globals()[name] = getattr(importlib.import_module(_LATE[name]), name)
         return found

@@ -1,4 +1,4 @@
-"""What is behind a distributed dataset with operators behind ``distribute()``: those run in the training process."""
+"""Pipeline of a distributed dataset with operators behind ``distribute()``: those run in the training process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)
 def continued(
     source: ServedPipeline | ContinuedPipeline, node_type: type[g.Node], parameters: Mapping[str, Any]
 ) -> ContinuedPipeline:
-    """The pipeline with one more operator behind ``distribute()``.
+    """Continue a pipeline by one more operator behind ``distribute()``.
 
     Raises:
         PipelineError: the operator cannot be there.
@@ -123,7 +123,7 @@ class ContinuedPipeline(Readable):
         self._now = None
 
     def _fit(self, state: Any) -> tuple[Checkpoint, ...]:
-        """States as the served pipeline loads them.
+        """Make states what the served pipeline loads.
 
         Raises:
             StateError: they are not of these operators, or not of as many ranks where operators count.
@@ -148,13 +148,13 @@ class ContinuedPipeline(Readable):
         self.served.adopt_seed(seed)
 
     def peek(self, count: int) -> list[Any]:
-        """The first ``count`` elements, all computed in this process."""
+        """See :class:`Readable`; all is computed in this process."""
         from millrace.pipeline import Pipeline
 
         return Pipeline(_onto(self.node, self.served.pipeline.node)).peek(count)
 
     def varying(self) -> Varying:
-        """Of what comes, and of what the operators make of it: how much that is, nobody knows before."""
+        """See :class:`Readable`; how much the operators make of what comes, nobody knows before."""
         there = self.served.varying()
         here = varying(UnitMap(self._operators, {0: TableSummary(cheap=False, count=-1, pieces=1)}))
         return Varying(there.rows | here.rows, there.padded or here.padded, there.fixed | here.fixed)
@@ -176,7 +176,7 @@ class ContinuedPipeline(Readable):
         self.served.close()
 
     def __len__(self) -> int:
-        """As far as it follows from that of what comes.
+        """Length, as far as it follows from that of what comes.
 
         Raises:
             UnknownLengthError: else.
@@ -188,11 +188,11 @@ class ContinuedPipeline(Readable):
         return length
 
     def __str__(self) -> str:
-        """The expression that makes it."""
+        """See :class:`Readable`."""
         return f"{self.served}{notation(self._operators)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process joins by itself; a process being spawned gets lambdas too."""
+        """State of a copy: in another process it joins by itself; a process being spawned gets lambdas too."""
         return {"served": self.served, "node": picklable_for_spawn(self.node), "_now": None}
 
 
@@ -201,5 +201,5 @@ def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:
 
 
 def _onto(node: g.Node, source: g.Node) -> g.Node:
-    """The chain of operators behind another source."""
+    """Put the chain of operators behind another source."""
     return source if isinstance(node, g.Arrivals) else replace(node, inputs=(_onto(node.inputs[0], source),))

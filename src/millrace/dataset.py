@@ -41,7 +41,7 @@ class Dataset(Operators, Viewable):
 
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Dataset:
-        """The items of a sequence. They travel with the pipeline, so they should be small: paths, ids, rows."""
+        """Items of a sequence. They travel with the pipeline, so they should be small: paths, ids, rows."""
         return cls(g.FromList(items=g.Opaque(items, "items"), count=validation.items(items)))
 
     @classmethod
@@ -161,7 +161,7 @@ class Dataset(Operators, Viewable):
         token: str | None = None,
         progress: bool = False,
     ) -> DistributedDataset:
-        """This pipeline on a service; functions that cannot travel are refused here.
+        """Have a service compute this pipeline; functions that cannot travel are refused here.
 
         Args:
             service: ``"grpc://host:port"`` of a dispatcher; None: one embedded here, from the first ``iter()`` on.
@@ -216,7 +216,7 @@ class Dataset(Operators, Viewable):
         return DistributedDataset(ServedPipeline(self._source, service, token=token, made=made, **chosen))
 
     def __pipeline__(self) -> Pipeline:
-        """What is behind it: for millrace's own use."""
+        """Pipeline behind the dataset: for millrace's own use."""
         return self._source
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:

@@ -26,7 +26,7 @@ _WORKERS = 2
 
 
 def main() -> int:
-    """Runs the demo; returns the exit code."""
+    """Run the demo; return the exit code."""
     try:
         import sklearn  # noqa: F401
         from PIL import Image  # noqa: F401
@@ -53,7 +53,7 @@ def _say(console: Any, text: str) -> None:
 
 
 def decode(element: dict[str, Any]) -> dict[str, Any]:
-    """A JPEG file as a picture, uint8 of shape (96, 96, 3), and the label that its folder names."""
+    """Decode a JPEG file to a picture, uint8 of shape (96, 96, 3), and the label that its folder names."""
     from PIL import Image
 
     picture = np.asarray(Image.open(io.BytesIO(element["bytes"])).convert("RGB"))
@@ -61,7 +61,7 @@ def decode(element: dict[str, Any]) -> dict[str, Any]:
 
 
 def augment(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Moves the picture a little, and makes it lighter or darker."""
+    """Move the picture a little, and make it lighter or darker."""
     picture = element["picture"]
     down, right = rng.integers(-4, 5, size=2)
     moved = np.roll(picture, (int(down), int(right)), axis=(0, 1))
@@ -70,7 +70,7 @@ def augment(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
 
 
 def features(element: dict[str, Any]) -> dict[str, Any]:
-    """What the model sees: brightness of 16 x 16 tiles, float32 of shape (256,)."""
+    """Features that the model sees: brightness of 16 x 16 tiles, float32 of shape (256,)."""
     gray = element["picture"].astype(np.float32).mean(axis=2)
     tiles = gray.reshape(16, _SIZE // 16, 16, _SIZE // 16).mean(axis=(1, 3))
     centred = (tiles - tiles.mean()) / (tiles.std() + 1e-6)
@@ -151,7 +151,7 @@ class Rate:
 
 
 class Meter:
-    """What the loop sees: images per second and the share of waiting, of the epoch and in all.
+    """Meter of the loop: images per second and the share of waiting, of the epoch and in all.
 
     Attributes:
         workers: as the service says.
@@ -165,7 +165,7 @@ class Meter:
         self.first = 0.0
 
     def measured(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The batches of an epoch, with the time until each came and the time the loop then took."""
+        """Yield the batches of an epoch, and note the time until each came and the time the loop then took."""
         iterator = None
         while True:
             asked = time.perf_counter()
@@ -188,7 +188,7 @@ class Meter:
             rate.worked += worked
 
     def epoch_ends(self) -> None:
-        """The next line is about the next epoch."""
+        """Begin anew: the next line is about the next epoch."""
         self.epoch = Rate()
 
     def line(self) -> str:
@@ -200,7 +200,7 @@ class Meter:
 
 
 def _write_pictures(folder: str) -> tuple[int, int]:
-    """Writes ``train/<digit>/<n>.jpg`` and ``test/...``; returns how many of each."""
+    """Write ``train/<digit>/<n>.jpg`` and ``test/...``; return how many of each."""
     from PIL import Image
     from sklearn.datasets import load_digits, load_sample_images
 

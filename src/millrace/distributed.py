@@ -33,7 +33,7 @@ class DistributedDataset(Operators, Viewable):
     _equivalents = BEHIND
 
     def __iter__(self) -> EpochIterator | BehindReader:
-        """The next epoch: an iterator with ``close()``, and a context manager."""
+        """Begin the next epoch: an iterator with ``close()``, and a context manager."""
         return self._source.read_epoch()
 
     def epochs(self, count: int) -> Iterator[Any]:
@@ -44,7 +44,7 @@ class DistributedDataset(Operators, Viewable):
             yield from self
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as of ``millrace status --json``.
+        """Status of the service, as of ``millrace status --json``.
 
         With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
         being faster. None before the first ``iter()``, and once the job is over.
@@ -52,7 +52,7 @@ class DistributedDataset(Operators, Viewable):
         return self._source.status()
 
     def close(self) -> None:
-        """Leaves the job; stops the service if it is an embedded one. Idempotent."""
+        """Leave the job; stop the service if it is an embedded one. Idempotent."""
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class DistributedDataset(Operators, Viewable):
         self.close()
 
     def distribute(self, *_arguments: Any, **_options: Any) -> NoReturn:
-        """Refused: a dataset is distributed once.
+        """Refuse: a dataset is distributed once.
 
         Raises:
             PipelineError: always.
@@ -75,7 +75,7 @@ class DistributedDataset(Operators, Viewable):
         )
 
     def __pipeline__(self) -> ServedPipeline | ContinuedPipeline:
-        """What is behind it: for millrace's own use."""
+        """Pipeline behind the dataset: for millrace's own use."""
         return self._source
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:

@@ -111,7 +111,7 @@ MODULE = {
 
 
 def no_attribute(owner: str, name: str, equivalents: dict[str, str]) -> str:
-    """The message of an ``AttributeError``, with the equivalent if there is one."""
+    """Write the message of an ``AttributeError``, with the equivalent if there is one."""
     remedy = equivalents.get(name)
     return f"{owner} has no attribute {name!r}" + (f"; write {remedy}" if remedy else "")
 
@@ -169,7 +169,7 @@ def _left_out(owner: type, method: Callable[..., Any], *_args: Any, **_kwargs: A
 
 
 def _explaining(function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
-    """``function``, refusing arguments that it does not have, or lacks, with what to do instead.
+    """Have ``function`` refuse arguments that it does not have, or lacks, with what to do instead.
 
     Args:
         function: a method.

@@ -57,7 +57,7 @@ class ShippingError(MillraceError, TypeError):
 
 
 class UnsureError(MillraceError, TypeError):
-    """What a function or an object computes cannot be told by looking at it; the message names the culprit."""
+    """A function or an object computes what cannot be told by looking at it; the message names the culprit."""
 
 
 class SourceError(MillraceError, OSError):
@@ -169,7 +169,7 @@ class ProtocolError(ServiceError):
 
 
 def anew(error: E) -> E:
-    """A copy of ``error`` to be raised once more, without the traceback of the first time.
+    """Copy ``error``, to be raised once more without the traceback of the first time.
 
     A traceback holds its frames, and these hold whoever read: what keeps an error for later would keep all of it alive.
     """

@@ -1,4 +1,4 @@
-"""What ``distribute`` promises of an epoch, by choice: who computes what, and how often an element comes."""
+"""Guarantees that ``distribute`` gives of an epoch, by choice: who computes what, and how often an element comes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShardingPolicy(enum.Enum):
 
 
 class Visitation(enum.Enum):
-    """How often each element of an epoch reaches the job (tf.data service 3.3, 3.4)."""
+    """Number of times that each element of an epoch reaches the job (tf.data service 3.3, 3.4)."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_MOST_ONCE = "at_most_once"
@@ -37,14 +37,14 @@ class Visitation(enum.Enum):
 
 
 class Sharing(enum.Enum):
-    """How jobs share one pipeline's work."""
+    """Ways in which jobs share one pipeline's work."""
 
     WINDOW = "window"
     LOCKSTEP = "lockstep"
 
 
 def check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
-    """Refuses what contradicts itself."""
+    """Refuse choices that contradict each other."""
     if not isinstance(sharding, ShardingPolicy):
         if not callable(sharding):
             raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
@@ -62,7 +62,7 @@ def check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
 
 
 def check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
-    """Refuses equal steps where they cannot be."""
+    """Refuse equal steps where they cannot be."""
     if not isinstance(equal_steps, bool):
         raise PipelineError(f"equal_steps is True or False, not {equal_steps!r}")
     if equal_steps and num_consumers is None:

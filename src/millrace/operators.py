@@ -1,4 +1,4 @@
-"""The operators that users call on a dataset: each checks its arguments, where they were written, and adds a node."""
+"""Operators that users call on a dataset: each checks its arguments, where they were written, and adds a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Operators(NamesEquivalents):
 
     @abstractmethod
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:
-        """The dataset with one more node at its end."""
+        """Add one more node at the end."""
 
     def map(
         self,
@@ -46,7 +46,7 @@ class Operators(NamesEquivalents):
         )
 
     def filter(self, predicate: UserFunction, *, key: str = "") -> Self:
-        """The elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
+        """Elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
         return self._then(g.Filter, fn=validation.function("filter", predicate, key=key))
 
     def flat_map(self, map_func: UserFunction, *, key: str = "") -> Self:
@@ -100,7 +100,7 @@ class Operators(NamesEquivalents):
     def padded_batch(
         self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
     ) -> Self:
-        """As :meth:`batch`, with each leaf padded at its ends first.
+        """Batches as of :meth:`batch`, with each leaf padded at its ends first.
 
         Args:
             batch_size: elements of a batch.
@@ -128,7 +128,7 @@ class Operators(NamesEquivalents):
         no_padding: bool = False,
         drop_remainder: bool = False,
     ) -> Self:
-        """Padded batches of elements of similar length.
+        """Pad and batch elements of similar length.
 
         Args:
             element_length_func: length of an element, an int.
@@ -183,17 +183,17 @@ class Operators(NamesEquivalents):
         return self._then(g.Rebatch, batch_size=size, drop_remainder=bool(drop_remainder))
 
     def unbatch(self) -> Self:
-        """The rows of each batch."""
+        """Rows of each batch."""
         return self._then(g.Unbatch)
 
     def repeat(self, count: int | None = None) -> Self:
-        """The dataset ``count`` times; None or -1: without end."""
+        """Repeat the dataset ``count`` times; None or -1: without end."""
         return self._then(
             g.Repeat, count=None if count in (None, -1) else validation.whole("repeat", "count", count, 0)
         )
 
     def take(self, count: int) -> Self:
-        """The first ``count`` elements; -1: all."""
+        """First ``count`` elements; -1: all."""
         return self._then(g.Take, count=validation.whole("take", "count", count, -1))
 
     def skip(self, count: int) -> Self:
@@ -210,7 +210,7 @@ class Operators(NamesEquivalents):
         return self._then(g.Enumerate, start=validation.whole("enumerate", "start", start))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Self:
-        """Computes up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
+        """Compute up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
         size = buffer_size if buffer_size == AUTOTUNE else validation.whole("prefetch", "buffer_size", buffer_size, 0)
         return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
 
@@ -224,7 +224,7 @@ class Operators(NamesEquivalents):
         return self._then(g.Cache, path=validation.folder("cache", "path", path))
 
     def autocache(self, mode: str = "auto") -> Self:
-        """Here a cache is acceptable: a service with a ``cache_dir`` measures if it pays, then it is as :meth:`cache`.
+        """Allow a cache here: a service with a ``cache_dir`` measures if it pays, and then it is as :meth:`cache`.
 
         Args:
             mode: "auto"; or "compute": never; or "cache": in any case.

@@ -1,4 +1,4 @@
-"""What is behind a dataset: its graph, its seed, what its sources hold, and how far its iterators are."""
+"""Pipeline behind a dataset: its graph, its seed, what its sources hold, and how far its iterators are."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Pipeline(Readable):
         return read(self, self._passes, number, share)
 
     def peek(self, count: int) -> list[Any]:
-        """The first ``count`` elements of the first epoch."""
+        """See :class:`Readable`."""
         from millrace.engine.run.local_epoch import read
 
         with read(self, EpochCursor(), 0) as elements:
             return [element for _, element in zip(range(count), elements, strict=False)]
 
     def prepare_to_fork(self) -> None:
-        """Draws the seed, rather than each process its own."""
+        """Draw the seed, rather than each process its own."""
         self.adopt_seed(self.seed)
 
     def varying(self) -> Varying:
@@ -59,7 +59,7 @@ class Pipeline(Readable):
         return varying(UnitMap(self.graph, self.tables(), self.seed))
 
     def __len__(self) -> int:
-        """Number of elements of an epoch, or UnknownLengthError if only reading can tell; may list files."""
+        """See :class:`Readable`; may list files."""
         length = UnitMap(self.graph, self.tables(), self.seed).length()
         if length is None or length >= INFINITE:
             why = "is known only after reading it" if length is None else "has no end; put take(n) behind repeat()"
@@ -67,11 +67,11 @@ class Pipeline(Readable):
         return length
 
     def __str__(self) -> str:
-        """The expression that makes it."""
+        """See :class:`Readable`."""
         return notation(self.graph)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
+        """State of a copy, which starts with this seed and this epoch; a process being spawned gets lambdas too."""
         state = {
             **self.__dict__,
             "seed": self.seed,
@@ -102,7 +102,7 @@ class Pipeline(Readable):
         return self._tables
 
     def plan(self, tasks: int | None = None) -> Plan:
-        """How an epoch is cut into tasks."""
+        """Plan of an epoch: how it is cut into tasks."""
         return make_plan(self.graph, self.tables(), tasks=tasks, seed=self.seed)
 
     def _fresh_state(self) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Folders that are one user's: what is in them is read by nobody else, and written by nobody else."""
+"""Folders that are one user's: nobody else reads or writes what is in them."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def make_private(folder: str, ours: Callable[[str], bool] = lambda _: True) -> N
 
 
 def private(path: str, flags: int) -> int:
-    """An opener for :func:`open`: a new file is this user's alone, and no link is followed."""
+    """Open a file, as an opener for :func:`open`: a new file is this user's alone, and no link is followed."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""What is behind a distributed dataset: its job, its place in the service, and its iterators."""
+"""Pipeline behind a distributed dataset: its job, its place in the service, and its iterators."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ServedPipeline(Readable):
         return EpochIterator(self.reader(number, share))
 
     def reader(self, number: Number = None, share: Share | None = None) -> DeferredReader:
-        """What reads one epoch; of several ranks each may load its state into that, before or after the others do."""
+        """Make the reader of one epoch; each of several ranks may load its state into it, before or after others."""
         several = share is None and self._parameters["num_consumers"] not in (None, 1)
         with self._lock:
             try:
@@ -164,7 +164,7 @@ class ServedPipeline(Readable):
         return found
 
     def _begin_instead(self, first: Callable[[], DeferredReader | None], closings: int) -> EpochReader:
-        """Goes on with the loaded states in the place of an iterator that was not asked yet, or beside it."""
+        """Go on with the loaded states in the place of an iterator that was not asked yet, or beside it."""
         with self._lock:
             following, other = self._passes.following, first()
             if other is None and self._passes.loaded and closings == self._closings:
@@ -174,7 +174,7 @@ class ServedPipeline(Readable):
             return begin() if reader is None else reader
 
     def _awaited(self, number: Number) -> DeferredReader:
-        """The first epoch of one of several ranks, of which others may have loaded states."""
+        """Begin the first epoch of one of several ranks, of which others may have loaded states."""
         try:
             session = self._joined(None)
             try:
@@ -202,7 +202,7 @@ class ServedPipeline(Readable):
         return DeferredReader(reload, begin=begin, fresh=self._fresh_state(chosen), passes=passes)
 
     def _begin_beside(self, number: int, share: Share | None, closings: int) -> EpochReader:
-        """Begins an epoch; in a job of its own, if another one is still being read.
+        """Begin an epoch; in a job of its own, if another one is still being read.
 
         Raises:
             ServiceError: the dataset was closed since it had been so many times.
@@ -222,7 +222,7 @@ class ServedPipeline(Readable):
         return session.epoch(number, keep=(self, keep), passes=passes, failed=weakref.WeakMethod(self._leave))
 
     def _resume(self, number: Number, share: Share | None) -> EpochReader:
-        """The epoch that the loaded states lead to."""
+        """Begin the epoch that the loaded states lead to."""
         passes, loaded = self._passes, self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
         if resumed is not None:
@@ -249,7 +249,7 @@ class ServedPipeline(Readable):
         return reader
 
     def _leave(self, session: ConsumerSession | None) -> None:
-        """After a failure: ends the processes that belong to this dataset alone, unless something else is being read.
+        """End the processes that belong to this dataset alone after a failure, unless something else is being read.
 
         A service that others hold shows the job as failed until this dataset is closed, dropped or iterated anew.
         """
@@ -263,7 +263,7 @@ class ServedPipeline(Readable):
                 self._local.close()
 
     def _reload(self, share: Share | None, state: Any) -> EpochReader:
-        """What an iterator becomes into which ``state`` is loaded."""
+        """Make the reader of an iterator into which ``state`` is loaded."""
         with self._lock:
             resumed = self._resumed() if self._resumed is not None else None
             if resumed is not None and self._passes.loaded == parse_all(state):
@@ -302,15 +302,15 @@ class ServedPipeline(Readable):
         return Checkpoint(seed=self._parameters["seed"], epoch=following, graph=graph)
 
     def peek(self, count: int) -> list[Any]:
-        """The first ``count`` elements, computed in this process."""
+        """See :class:`Readable`."""
         return self.pipeline.peek(count)
 
     def varying(self) -> Varying:
-        """As of the dataset."""
+        """See :class:`Readable`."""
         return self.pipeline.varying()
 
     def prepare_to_fork(self) -> None:
-        """Starts the embedded service, if there is to be one, here rather than once in each process."""
+        """Start the embedded service, if there is to be one, here rather than once in each process."""
         self.service_address()
 
     @property
@@ -329,20 +329,20 @@ class ServedPipeline(Readable):
         return self._passes.loaded
 
     def started(self) -> None:
-        """Somebody asks for elements."""
+        """Note that somebody asks for elements."""
         self._passes.started()
 
     def before(self) -> Checkpoint:
-        """The state before anything is read."""
+        """State before anything is read."""
         return self.loaded[0] if self.loaded else self._fresh_state()
 
     def will_read(self, epochs: int) -> None:
-        """No more than so many epochs are read: nothing is prepared beyond, if this is said before the first."""
+        """Prepare nothing beyond so many epochs, if this is said before the first."""
         if self._session is None:
             self._parameters["epochs"] = epochs
 
     def __len__(self) -> int:
-        """As of the dataset, if one consumer reads all of it.
+        """Length of the dataset, if one consumer reads all of it.
 
         Raises:
             UnknownLengthError: else, and where the dataset's own length is unknown.
@@ -352,14 +352,14 @@ class ServedPipeline(Readable):
         return len(self.pipeline)
 
     def _share_arrays(self) -> None:
-        """Holds the memory of the pipeline's arrays until it is closed, and again when it is used again."""
+        """Hold the memory of the pipeline's arrays until it is closed, and again when it is used again."""
         if self._pipeline is not None and not self._memories:
             from millrace.client.bundling import shared
 
             self._memories = shared(self._pipeline.graph)
 
     def close(self) -> None:
-        """Leaves the job; stops the service if it is an embedded one. Idempotent."""
+        """Leave the job; stop the service if it is an embedded one. Idempotent."""
         self._closings += 1
         self._end()
 
@@ -387,11 +387,11 @@ class ServedPipeline(Readable):
         return {**found, "bottleneck": own[0] if own else None}
 
     def __str__(self) -> str:
-        """The expression that makes it, without the token."""
+        """Expression that makes the dataset, without the token."""
         return self._expression
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process joins by itself; an embedded service stays with the original."""
+        """State of a copy: in another process it joins by itself; an embedded service stays with the original."""
         service = self._embedded.address if self._embedded is not None else self._service
         # The user's functions go along as they go to workers, and are not unpickled unless somebody asks for them.
         return {
@@ -413,7 +413,7 @@ class ServedPipeline(Readable):
 
     @property
     def pipeline(self) -> Pipeline:
-        """What is distributed."""
+        """Pipeline that is distributed."""
         if self._pipeline is None:
             from millrace.client.bundling import unship
             from millrace.pipeline import Pipeline
@@ -434,7 +434,7 @@ class ServedPipeline(Readable):
         return self._embedded.address
 
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
-        """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
+        """Session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
         former = self._session
         if former is not None and not (former.closed or former.failed or share != self._share or states):
             return former
@@ -447,7 +447,7 @@ class ServedPipeline(Readable):
         return session
 
     def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
-        """Joins a job; ``changes``: what is another in it than in this dataset's own."""
+        """Join a job; ``changes``: what is another in it than in this dataset's own."""
         self._share_arrays()
         address = self.service_address()
 
@@ -476,7 +476,7 @@ class ServedPipeline(Readable):
         return ConsumerSession(job_session)
 
     def _start_local(self, job: str, share: Share | None) -> None:
-        """Starts the workers inside this host, unless they are there."""
+        """Start the workers inside this host, unless they are there."""
         if self._local is not None and self._local.usable and self._local.job == job:
             return
         if self._local is not None:

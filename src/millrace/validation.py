@@ -29,20 +29,20 @@ Patterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class WindowReducer:
-    """Gives a ``reduce_func`` its window as a dataset."""
+    """Function that gives a ``reduce_func`` its window as a dataset."""
 
     def __init__(self, reduce_func: Callable[[Any, Dataset], Any]) -> None:
         self.reduce_func = reduce_func
 
     def __call__(self, key: Any, elements: list[Any]) -> Any:
-        """What ``reduce_func`` makes of a window."""
+        """Call ``reduce_func`` for a window."""
         from millrace.dataset import Dataset
 
         return self.reduce_func(key, Dataset.from_list(elements))
 
 
 def begun(source: Node | None) -> Node:
-    """The node of a dataset that is being made: not what a user gave to the class."""
+    """Check the node of a dataset that is being made: not what a user gave to the class."""
     if not isinstance(source, Node):
         raise PipelineError(
             "a dataset begins with a source: Dataset.from_list(items), Dataset.from_arrays(arrays),"
@@ -52,7 +52,7 @@ def begun(source: Node | None) -> Node:
 
 
 def node(operator: str, value: Any) -> Node:
-    """The last node of a dataset."""
+    """Last node of a dataset."""
     graph = graph_of(value)
     if graph is None and hasattr(type(value), "__pipeline__"):
         raise PipelineError(f"{operator} takes datasets that are not distributed: put it before distribute()")
@@ -62,7 +62,7 @@ def node(operator: str, value: Any) -> Node:
 
 
 def members(operator: str, datasets: Any) -> dict[str, Any]:
-    """The ``inputs`` of datasets that are given one by one, in a sequence, or in a dict, and the ``keys`` of that."""
+    """Find ``inputs`` of datasets that are given one by one, in a sequence, or in a dict, and the ``keys`` of that."""
     several = datasets[0] if len(datasets) == 1 and isinstance(datasets[0], (tuple, list, Mapping)) else datasets
     keys = tuple(several) if isinstance(several, Mapping) else None
     found = several.values() if isinstance(several, Mapping) else several
@@ -72,34 +72,34 @@ def members(operator: str, datasets: Any) -> dict[str, Any]:
 
 
 def written(method: Callable[..., Any], *positional: Any, **named: Any) -> str:
-    """A call of a method as it is written, without what is its default."""
+    """Write a call of a method as users do, without what is its default."""
     defaults = {name: each.default for name, each in inspect.signature(method).parameters.items()}
     shown = {name: Opaque(each, name_of(each)) if inspect.isroutine(each) else each for name, each in named.items()}
     return call_notation(method.__name__, positional, shown, defaults)
 
 
 def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None:
-    """One of ``choices``."""
+    """Check that a value is one of ``choices``."""
     if value not in choices:
         listed = ", ".join(map(repr, choices))
         raise PipelineError(f"{operator}: {name} must be one of {listed}, not {value!r}")
 
 
 def function(operator: str, value: Any, arguments: Sequence[str] = ("element",), key: str = "") -> Opaque:
-    """A user's function, with its name, whether it takes ``rng``, and the ``key`` that the user gave it."""
+    """Describe a user's function: its name, whether it takes ``rng``, and the ``key`` that the user gave it."""
     about = describe(value, operator, arguments)
     return Opaque(value, about.name, about.where, about.takes_rng, version(operator, key))
 
 
 def version(operator: str, value: Any) -> str:
-    """``key``: what the user calls a function's or an object's version."""
+    """Check ``key``, the name that the user gives to a function's or an object's version."""
     if not isinstance(value, str):
         raise PipelineError(f'{operator}: key names the version of your function, as in key="v3", not {value!r}')
     return value
 
 
 def reducer(operator: str, value: Any) -> Opaque:
-    """A user's function of a key and a window."""
+    """Describe a user's function of a key and a window."""
     about = describe(value, operator, ("key", "window"))
     return Opaque(WindowReducer(value), about.name, about.where)
 
@@ -147,7 +147,7 @@ def _absolute(pattern: str) -> str:
 
 
 def folder(operator: str, name: str, value: Any) -> str | None:
-    """A folder's path, or the URL of a prefix; None for none. Relative paths are of this process's working folder."""
+    """Path of a folder, or the URL of a prefix; None for none. Relative paths are of this process's working folder."""
     if value is None:
         return None
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
@@ -157,7 +157,7 @@ def folder(operator: str, name: str, value: Any) -> str | None:
 
 
 def numbers(args: tuple[Any, ...]) -> range:
-    """A range, of fewer numbers than can be counted."""
+    """Range of fewer numbers than can be counted."""
     try:
         chosen = range(*args)
     except (TypeError, ValueError) as error:
@@ -168,7 +168,7 @@ def numbers(args: tuple[Any, ...]) -> range:
 
 
 def sequence(operator: str, value: Any, remedy: str) -> int:
-    """The length of something with ``len()`` and ``[i]``."""
+    """Length of something with ``len()`` and ``[i]``."""
     sized = isinstance(value, Sized) and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, type))
     if not sized:
         raise PipelineError(f"{operator} takes something with len() and [i], not {type(value).__name__}; {remedy}")
@@ -179,7 +179,7 @@ def sequence(operator: str, value: Any, remedy: str) -> int:
 
 
 def items(value: Any) -> int:
-    """The number of items of ``from_list``."""
+    """Count the items of ``from_list``."""
     count = sequence("from_list", value, "of a generator write from_list(list(...))")
     try:
         if count:
@@ -213,7 +213,7 @@ def is_int(value: Any) -> bool:
 
 
 def whole(operator: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """A whole number, of at least ``least`` and at most ``most``."""
+    """Whole number of at least ``least`` and at most ``most``."""
     bound = "" if least is None else f" of at least {least}"
     if most is not None and is_int(value) and int(value) > most:
         bound = f" of at most {most:,}"
@@ -223,19 +223,19 @@ def whole(operator: str, name: str, value: Any, least: int | None = None, most: 
 
 
 def index(operator: str, name: str, value: Any, count: int) -> int:
-    """A whole number from 0 to ``count`` - 1."""
+    """Whole number from 0 to ``count`` - 1."""
     if not is_int(value) or not 0 <= value < count:
         raise PipelineError(f"{operator}: {name} must be a whole number from 0 to {count - 1}, not {value!r}")
     return int(value)
 
 
 def positive(operator: str, name: str, value: Any, most: int | None = None) -> int:
-    """A whole number of at least 1, and at most ``most``."""
+    """Whole number of at least 1, and at most ``most``."""
     return whole(operator, name, value, 1, most)
 
 
 def seed(operator: str, value: Any) -> int | None:
-    """A seed of 64 bits, or None."""
+    """Seed of 64 bits, or None."""
     if value is None:
         return None
     number = whole(operator, "seed", value)
@@ -252,7 +252,7 @@ def parallel(operator: str, value: Any) -> int:
 
 
 def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """A weight for each of ``count`` datasets."""
+    """Weight for each of ``count`` datasets."""
     if graph_of(value) is not None:
         raise PipelineError(f"{operator} takes its datasets in one list: [a, b]")
     chosen = (1.0,) * count if value is None else _listed(operator, "weights", value)
@@ -283,7 +283,7 @@ def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> t
 
 
 def padded_shapes(operator: str, value: Any) -> Any:
-    """A shape or a pytree of shapes: sizes are 0 or more, None and -1 stand for the longest of the batch."""
+    """Shape or a pytree of shapes: sizes are 0 or more, None and -1 stand for the longest of the batch."""
     if isinstance(value, Mapping):
         parts: Iterable[Any] = value.values()
     elif isinstance(value, tuple | list):
@@ -301,7 +301,7 @@ def padded_shapes(operator: str, value: Any) -> Any:
 
 
 def window(operator: str, size: Any, function_of_key: Any) -> dict[str, Any]:
-    """The parameters of a window whose size is the same for all keys, or comes from a function of the key."""
+    """Parameters of a window whose size is the same for all keys, or comes from a function of the key."""
     if (size is None) == (function_of_key is None):
         raise PipelineError(f"{operator} takes either window_size or window_size_func")
     if size is not None:
@@ -317,7 +317,7 @@ def options(
     rewrites: bool | None,
     reads_in_flight: int | None,
 ) -> dict[str, Any]:
-    """The parameters of ``with_options``; ``chosen`` is its ``seed``."""
+    """Parameters of ``with_options``; ``chosen`` is its ``seed``."""
     label = "with_options"
     one_of(label, "rewrites", rewrites, (None, True, False))
     return {
@@ -351,7 +351,7 @@ def error_handler(operator: str, value: Any) -> Opaque | str | None:
 
 
 def asker(service: Any, job_name: Any, token: Any, consumers: int | None, consumer: int | None) -> None:
-    """Which service is asked, and as whom."""
+    """Check which service is asked, and as whom."""
     if hasattr(service, "address"):
         raise PipelineError(f"distribute takes the address of a service, {service.address!r}, not {service!r}")
     if service is not None:
@@ -383,7 +383,7 @@ def consumers(count: Any, consumer: Any) -> tuple[int | None, int | None]:
 
 
 def workers(value: Any) -> tuple[int, int] | None:
-    """How many workers at least and at most; None if the service finds that out."""
+    """Least and most workers; None if the service finds that out."""
     if isinstance(value, str) and value in {"auto", "cheapest"}:
         return None
     given = value if isinstance(value, tuple | list) else (value, value)
@@ -395,7 +395,7 @@ def workers(value: Any) -> tuple[int, int] | None:
 
 
 def place(target_workers: Any, local_workers: Any, service: str | None) -> None:
-    """Where the work may be done."""
+    """Check where the work may be done."""
     one_of("distribute", "target_workers", target_workers, ("auto", "local", "remote", "any"))
     whole = isinstance(local_workers, int) and not isinstance(local_workers, bool)
     if local_workers is not None and not (whole and local_workers >= 1):
@@ -409,7 +409,7 @@ def place(target_workers: Any, local_workers: Any, service: str | None) -> None:
 
 
 def claim(priority: Any, tenant: Any, sharing: Any) -> None:
-    """What the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
+    """Check what the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
     number = isinstance(priority, int | float) and not isinstance(priority, bool)
     if not number or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise PipelineError(
@@ -422,7 +422,7 @@ def claim(priority: Any, tenant: Any, sharing: Any) -> None:
 
 
 def local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:
-    """Number of processes of this host to start: those that the user allows, or the cores but one of each training."""
+    """Count the processes of this host to start: as many as the user allows, or the cores but one of each training."""
     if service is None:
         return 0
     if local_workers is not None or target_workers in {"auto", "remote"}:

@@ -93,9 +93,6 @@ def test_files_that_docs_name_are_there():
     assert [each for each in named if not any(path.endswith(f"/{each[1]}") for path in there)] == []
 
 
-ROOMS_TO_COME = {"client", "control", "frameworks", "(root)"}
-"""Rooms whose docstrings still are to be put in order; pyproject.toml leaves D401 and D404 off in these."""
-
 SUBJECTLESS = {"What", "Who", "That", "Those", "These", "It", "They", "All of it", "Of", "So", "As"}
 
 
@@ -104,21 +101,12 @@ def test_docstrings_name_their_subject():
     pattern = re.compile(rf"({'|'.join(sorted(SUBJECTLESS))})\b")
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
-        parts = path.relative_to(ROOT / "src/millrace").parts
-        if (parts[0] if len(parts) > 1 else "(root)") in ROOMS_TO_COME:
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]
                 if pattern.match(first):
                     found.append(f"{path.relative_to(ROOT)}: {first}")
     assert found == []
-
-
-# What still has a name twice, with the reason. The lists only shrink: who takes one of two names away deletes its line.
-MODULES_TWICE: dict[str, str] = {}
-_TO_COME = "a room whose names are still to be put in order"
-CLASSES_TWICE: dict[str, str] = {}
 
 
 def test_names_of_modules_and_classes_are_unique():
@@ -130,5 +118,5 @@ def test_names_of_modules_and_classes_are_unique():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name] += 1
-    assert {name for name, count in modules.items() if count > 1} == MODULES_TWICE.keys()
-    assert {name for name, count in classes.items() if count > 1} == CLASSES_TWICE.keys()
+    assert {name for name, count in modules.items() if count > 1} == set()
+    assert {name for name, count in classes.items() if count > 1} == set()

@@ -1,4 +1,4 @@
-"""For how long this process can have been part of what a job was."""
+"""Age of this process, by which the dispatcher tells whether it can have been part of a job's earlier run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def process_age_s(job: str = "") -> float:
 
 
 def refused(job: str) -> None:
-    """The process was told that its run of the job is over: if it asks again, that is another run."""
+    """Note that this process's run of the job is over: if it asks again, that is another run."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         _refused[job] = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -58,7 +58,7 @@ class BehindReader(ElementIterator):
         self._look()
 
     def _look(self) -> None:
-        """Notes where to begin, once that is known."""
+        """Note where to begin, once that is known."""
         opening = self._reader.opening
         if opening is None:
             self._now[:] = [functools.partial(_before, self._reader.checkpoint, self._digest)]
@@ -97,7 +97,7 @@ class BehindReader(ElementIterator):
                 self._account.current = iter([element, *self._account.current])
 
     def _advance(self) -> bool:
-        """Makes the next elements current; False if there are none."""
+        """Make the next elements current; False if there are none."""
         if self._failure is not None:
             raise anew(self._failure)
         if self._closed:
@@ -182,7 +182,7 @@ class BehindReader(ElementIterator):
 
 
 def _take(reader: DeferredReader, closing: threading.Event) -> Arrival:
-    """What comes next.
+    """Take what comes next.
 
     Raises:
         RunStoppedError: nothing, as nobody is to have it: what operators hold is not to come out as if at the end.
@@ -194,17 +194,17 @@ def _take(reader: DeferredReader, closing: threading.Event) -> Arrival:
 
 
 def _wake(reader: DeferredReader, closing: threading.Event) -> None:
-    """Whoever waits for what comes gives up."""
+    """Have whoever waits for what comes give up."""
     closing.set()
     reader.wake()
 
 
 def _before(there: Callable[[], Checkpoint], digest: str) -> Checkpoint:
-    """The state of who has not asked for anything."""
+    """State of an epoch of which nobody has asked for anything."""
     return msgspec.structs.replace(there(), behind=digest)
 
 
 def _during(there: Callable[[], Checkpoint], account: Account, digest: str) -> Checkpoint:
-    """The state of an epoch being read: what counts as yielded there is what all was handed out of here."""
+    """State of an epoch being read: an input counts as yielded when all that was made of it was handed out."""
     counts, parts = account.now()
     return msgspec.structs.replace(there(), behind=digest, counts=counts, parts=parts, ended=account.ended)

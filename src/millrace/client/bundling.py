@@ -13,7 +13,7 @@ from millrace.sources.arrays import Arrays, open_shipped
 
 
 def shared(graph: Graph) -> dict[str, SealedMemory]:
-    """The memory of its arrays by digest, for processes of this host; it is there as long as somebody keeps it.
+    """Memory of a graph's arrays by digest, for processes of this host; it is there as long as somebody keeps it.
 
     Raises:
         ShippingError: there is no room for it.
@@ -43,6 +43,6 @@ def ship(graph: Graph, sharding: object) -> tuple[bytes, bytes]:
 
 
 def unship(structure: bytes, bundle: bytes, memories: Mapping[str, SealedMemory]) -> Node:
-    """The last node of the graph. Runs the user's code."""
+    """Unpack the last node of the graph. Runs the user's code."""
     values = open_shipped(unpack(bundle), lambda digest: memories[digest].view())
     return serialize.unpack(structure, values).root

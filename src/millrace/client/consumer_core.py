@@ -84,7 +84,7 @@ class ConsumerCore:
         self.actions: deque[io.Action] = deque()
 
     def handle(self, item: io.Input, now: float) -> deque[io.Action]:
-        """What to do about it. Whoever does an action takes it away then, so that Ctrl-C leaves it to the next one.
+        """Decide what to do. Whoever does an action takes it away then, so that Ctrl-C leaves it to the next one.
 
         Args:
             item: what happened.
@@ -120,7 +120,7 @@ class ConsumerCore:
         return self.actions
 
     def _handle_rare(self, item: io.Input, now: float) -> None:
-        """What happens once in an epoch or less."""
+        """Handle an input that comes once in an epoch or less."""
         match item:
             case io.EpochWanted(number=number, read=read):
                 self._begin(number, read, now)
@@ -148,7 +148,7 @@ class ConsumerCore:
     # -- the session ---------------------------------------------------------------------------------------------------
 
     def join(self, age_s: float) -> msg.JoinJob:
-        """The first message of a session.
+        """First message of a session.
 
         Args:
             age_s: seconds since the process was started; negative: unknown.
@@ -323,13 +323,13 @@ class ConsumerCore:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def opening(self) -> data_messages.Open:
-        """What a worker is told first on a connection."""
+        """First message to a worker on a connection."""
         joined = self.joined
         assert joined is not None
         return data_messages.Open(joined.job, joined.consumer, self._who.client, joined.generation)
 
     def _assign(self, epoch: int, reads: Sequence[msg.TaskRead], alone: Sequence[int]) -> None:
-        """Tasks are (now) to be read from these workers; ``alone``: some tasks that leave nothing over."""
+        """Note which workers tasks are (now) read from; ``alone``: some tasks that leave nothing over."""
         inbox, reading = self.inbox, self.reading
         if inbox is None or reading is None or not inbox.number == reading.number == epoch:
             return
@@ -414,7 +414,7 @@ class ConsumerCore:
             self.actions.append(io.ReportSoon())
 
     def _drop(self, address: str, size: int) -> None:
-        """Nobody uses what came, and its room is the worker's again."""
+        """Drop what came: its room is the worker's again."""
         self._grant(self._pool.used(address, size))
 
     def _count(self, address: str, elements: int, size: int) -> None:
@@ -424,7 +424,7 @@ class ConsumerCore:
         self.came = (came, others) if address in self._local else (local, came)
 
     def _compared(self, epoch: int, rerun: Rerun) -> None:
-        """A task that was run again was held against what had come of it before."""
+        """Note that a rerun was compared with what had come of the task before."""
         text = self._reruns.add(self.spec, epoch, rerun)
         if text and rerun.outcome is not RerunOutcome.OTHER and self.spec.visitation == "exactly_once":
             self.failure = self.failure or PipelineError(text)  # the guarantee is broken, and known to be

@@ -58,7 +58,7 @@ class End(_Value, frozen=True):
 
 
 class Beat(_Value, frozen=True):
-    """It is time to report."""
+    """A report is due."""
 
 
 class Broke(_Value, frozen=True):

@@ -47,36 +47,36 @@ class EpochProgress(ProgressTracker):
 
     @property
     def untouched(self) -> bool:
-        """Nothing was handed out, nor its end said."""
+        """Whether nothing was handed out, nor the end said."""
         return not self._taken and not self.ended
 
     @property
     def used(self) -> int:
-        """Elements that were made current."""
+        """Number of elements that were made current."""
         return self._taken
 
     @property
     def task(self) -> int:
-        """The task of what is current, or was last."""
+        """Task of what is current, or was last."""
         return -1 if self._last is None else self._last.task.number
 
     def forget(self) -> None:
-        """Nothing was read before of what comes now."""
+        """Forget what was read before: nothing of what comes now was."""
         self.alone, self._progress = TaskSet(), Progress()
 
     def resume(self, read: Merged) -> None:
-        """All this was read before."""
+        """Note what was read before."""
         self.alone |= read.tasks_alone()
         self._progress.resume(read.tasks_done(), dict(read.begun))
 
     def ends(self, task: int, outputs: int) -> None:
-        """The task has so many outputs in all."""
+        """Note how many outputs a task has in all."""
         self._progress.ends(task, outputs)
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
     def take(self, arrival: Arrival) -> None:
-        """This message comes next."""
+        """Take the message that comes next."""
         self.pending, self._messages = arrival, self._messages + 1  # at once, as Ctrl-C may come in any call
 
     def lost(self, taken: int) -> bool:
@@ -111,12 +111,12 @@ class EpochProgress(ProgressTracker):
             super()._count()
 
     def end(self, asked: float) -> None:
-        """The reader, who came for more, is told that there is none."""
+        """Note that the reader, who came for more at ``asked``, is told that there is none."""
         self._meter.ended(asked)
         self.ended = True
 
     def close(self) -> None:
-        """What is not handed out by now never will be."""
+        """Let go of all that is not handed out by now."""
         self.now()
         self.closed()
         self.surplus, self.pending = [], None
@@ -129,7 +129,7 @@ class EpochProgress(ProgressTracker):
         return max(self._taken - left, int(not self.untouched)), self._meter.rates(now, left)
 
     def state(self, spec: JobSpec, consumer: int, graph: str) -> Checkpoint:
-        """The state of who reads the epoch, without asking anybody.
+        """State of who reads the epoch, without asking anybody.
 
         Args:
             spec: of the job.
@@ -167,7 +167,7 @@ class EpochProgress(ProgressTracker):
     # -- operators behind distribute() ---------------------------------------------------------------------------------
 
     def take_current(self) -> tuple[list[Any], int, int]:
-        """What is current, its task, and the number of the first of these outputs; :meth:`made_of` counts them."""
+        """Take what is current, its task, and the number of the first of these outputs; :meth:`made_of` counts them."""
         elements = list(self.current)
         self.behind = (self.behind or 0) + len(elements)
         if not elements:
@@ -176,6 +176,6 @@ class EpochProgress(ProgressTracker):
         return elements, self._last.task.number, self._last.end - len(self.surplus) - len(elements)
 
     def made_of(self, task: int, outputs: int, count: int) -> None:
-        """All was handed out that was made of so many outputs of a task, ``count`` more than before."""
+        """Note that all that was made of so many outputs of a task was handed out, ``count`` more than before."""
         self.behind = (self.behind or 0) - count
         self._progress.yielded(task, outputs)

@@ -1,4 +1,4 @@
-"""Who may send how much to a consumer, so that it never holds more than its buffer. Pure: callers hold a lock.
+"""Credit of workers: how much each may send to a consumer, which never holds more than its buffer. Pure.
 
 A consumer's bytes are granted to workers ahead of time, which send without asking. A worker whose next message is
 larger than its credit gives the credit back and names the size (``Short``); it is served as soon as so much is free.
@@ -11,7 +11,7 @@ AHEAD = 2
 
 
 class CreditPool:
-    """Shares ``total`` bytes out to workers.
+    """Share ``total`` bytes out to workers. Callers hold a lock.
 
     At all times, what is granted and what has arrived and was not used is at most ``total``, or one message more when
     :meth:`force` was needed. Methods that return a dict say what to grant now: bytes by worker.
@@ -32,17 +32,17 @@ class CreditPool:
 
     @property
     def share(self) -> int:
-        """What is granted ahead to each worker."""
+        """Bytes that are granted ahead to each worker."""
         return max(self.total // (AHEAD * max(1, len(self._granted))), 1)
 
     def join(self, worker: str) -> dict[str, int]:
-        """A connection to ``worker`` was made."""
+        """Note that there is a connection to ``worker``."""
         self.leave(worker)
         self._granted[worker] = 0
         return self._top_up(worker)
 
     def leave(self, worker: str) -> dict[str, int]:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self._granted.pop(worker, None)
         self._short.pop(worker, None)
         if self._forced == worker:
@@ -50,7 +50,7 @@ class CreditPool:
         return self._serve()
 
     def arrived(self, worker: str, size: int) -> None:
-        """A payload of ``size`` bytes came from ``worker``; 0: the bare mark of an end, which takes no credit."""
+        """Note a payload of ``size`` bytes from ``worker``; 0: the bare mark of an end, which takes no credit."""
         if not size:
             return  # if the worker is short, it still is, of another task
         self.held += size
@@ -61,7 +61,7 @@ class CreditPool:
             self._forced = None
 
     def clear(self) -> dict[str, int]:
-        """All that has arrived is dropped."""
+        """Drop all that has arrived."""
         self.held = 0
         grants = self._serve()
         for worker in self._granted:
@@ -70,7 +70,7 @@ class CreditPool:
         return grants
 
     def used(self, worker: str, size: int) -> dict[str, int]:
-        """A payload was handed to the user, or dropped."""
+        """Note that a payload was handed to the user, or dropped."""
         self.held -= size
         grants = self._serve()
         if worker in self._granted:
@@ -79,7 +79,7 @@ class CreditPool:
         return grants
 
     def short(self, worker: str, size: int, returned: int) -> dict[str, int]:
-        """``worker`` gave ``returned`` bytes back as its next message has ``size``; 0: as it has none any more."""
+        """Take back ``returned`` bytes from ``worker``, whose next message has ``size``; 0: it has none any more."""
         if worker not in self._granted:
             return {}
         self._granted[worker] -= returned
@@ -91,7 +91,7 @@ class CreditPool:
         return self._serve()
 
     def force(self, worker: str | None) -> dict[str, int]:
-        """The user waits for ``worker`` (None: for any): lets one message in even if that exceeds the total."""
+        """Let in one message of ``worker`` (None: of any), for which the user waits, even if that exceeds the total."""
         if self._forced is not None or not self._short:
             return {}
         name = min(self._short, key=self._short.__getitem__) if worker is None else worker
@@ -101,7 +101,7 @@ class CreditPool:
         return {name: self._grant(name)}
 
     def _serve(self) -> dict[str, int]:
-        """Those that wait, oldest first; nobody overtakes, so that large messages get through."""
+        """Serve those that wait, oldest first; nobody overtakes, so that large messages get through."""
         grants = {}
         while self._short:
             name, size = next(iter(self._short.items()))
@@ -116,7 +116,7 @@ class CreditPool:
         return amount
 
     def _top_up(self, name: str) -> dict[str, int]:
-        """Grants ahead of need, in pieces worth a message, unless somebody waits."""
+        """Grant ahead of need, in pieces worth a message, unless somebody waits."""
         share, granted = self.share, self._granted[name]
         amount = min(share - granted, self.free)
         if self._short or granted > share - max(share // 4, 1) or amount <= 0:

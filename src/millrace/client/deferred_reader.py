@@ -122,25 +122,25 @@ class DeferredReader:
 
     @property
     def opening(self) -> tuple[int, int, int, list[Part]] | None:
-        """As of :class:`EpochReader`; None: the epoch has not begun."""
+        """Equal to that of :class:`EpochReader`; None: the epoch has not begun."""
         return None if self._reader is None else self._reader.opening
 
     @property
     def over(self) -> bool:
-        """As of :class:`EpochReader`."""
+        """Equal to that of :class:`EpochReader`."""
         return self._reader is not None and self._reader.over
 
     def take(self) -> tuple[list[Any], int, int]:
-        """As of :class:`EpochReader`."""
+        """Equal to that of :class:`EpochReader`."""
         return ([], 0, 0) if self._reader is None else self._reader.take()
 
     def wake(self) -> None:
-        """As of :class:`EpochReader`."""
+        """Equal to that of :class:`EpochReader`."""
         if self._reader is not None:
             self._reader.wake()
 
     def fail(self, error: MillraceError) -> None:
-        """As of :class:`EpochReader`."""
+        """Equal to that of :class:`EpochReader`."""
         if self._reader is not None:
             self._reader.fail(error)
 

@@ -1,4 +1,4 @@
-"""What a consumer holds of an epoch: each output once, in the order it is to be read. Pure: callers hold a lock."""
+"""Buffer of an epoch in a consumer: each output once, in the order it is to be read. Pure: callers hold a lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decode = Callable[[Any], list[Any]]
 
 
 class RerunOutcome(enum.Enum):
-    """What a task gave that was run again after it had been received in part."""
+    """Outcome of a task that was run again after it had been received in part."""
 
     SAME = "the same"
     OTHER = "another element"
@@ -65,7 +65,7 @@ class Arrival:
     decode: Decode
 
     def decoded(self) -> list[Any]:
-        """The elements that were not held already, for the user, who may change them: what they were is noted.
+        """Decode the elements that were not held already, for the user, who may change them: what they were is noted.
 
         Raises:
             CodecError: if the payload is no message of elements.
@@ -136,7 +136,7 @@ class EpochBuffer:
         self._reading: TaskArrivals | None = None
 
     def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
-        """The task is (now) read from there; returns the number of the first output to ask for.
+        """Note where a task is (now) read from; return the number of the first output to ask for.
 
         Outputs before ``start`` are another consumer's, or were read before a resume.
         """
@@ -166,7 +166,7 @@ class EpochBuffer:
         skipped: int = 0,
         changed: str = "",
     ) -> bool:
-        """Takes in a delivery; False if nothing in it was new.
+        """Take in a delivery; False if nothing in it was new.
 
         What a run gives beyond the end that the task had in an earlier run is left out.
 
@@ -227,7 +227,7 @@ class EpochBuffer:
             return None
 
     def take(self) -> Arrival | None:
-        """The next message to read, None if it has not arrived."""
+        """Take the next message to read; None if it has not arrived."""
         inbox = self._current() if self.in_order else (self._arrived[0] if self._arrived else None)
         if inbox is None or not inbox.messages:
             return None
@@ -244,23 +244,23 @@ class EpochBuffer:
         return inbox.address if inbox is not None and not inbox.messages else None
 
     def ends(self, tasks: Sequence[int]) -> None:
-        """The consumer's share of the epoch is these tasks and no others."""
+        """Note that the consumer's share of the epoch is these tasks and no others."""
         self._share = set(tasks)
 
     @property
     def finished(self) -> bool:
-        """Everything was taken that there will be."""
+        """Whether everything was taken that there will be."""
         return not self.ready and self.all_here
 
     @property
     def all_here(self) -> bool:
-        """Everything has arrived that there will be."""
+        """Whether everything has arrived that there will be."""
         if self._share is None:
             return False
         return all((inbox := self._tasks.get(task)) is not None and inbox.complete for task in self._share)
 
     def unfinished(self, address: str) -> list[tuple[int, int, int]]:
-        """(task, lease, first output to ask for) of what is still to come from the worker at ``address``."""
+        """List (task, lease, first output to ask for) of what is still to come from the worker at ``address``."""
         return [
             (number, inbox.lease, inbox.start)
             for number, inbox in self._tasks.items()
@@ -268,14 +268,14 @@ class EpochBuffer:
         ]
 
     def progress(self, *, everything: bool = False) -> list[TaskProgress]:
-        """What moved since the last call; with ``everything``, each task of the epoch."""
+        """Progress of the tasks that moved since the last call; with ``everything``, of each task of the epoch."""
         numbers = self._tasks if everything else sorted(self._moved)
         report = [TaskProgress(number, self._tasks[number].held, self._tasks[number].complete) for number in numbers]
         self._moved = set()
         return report
 
     def ended(self) -> list[tuple[int, int]]:
-        """(task, number of its outputs) of those of which all has arrived since the last call."""
+        """List (task, number of its outputs) of tasks of which all has arrived since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -284,7 +284,7 @@ class EpochBuffer:
         return task in self._tasks and (self._tasks[task].again or not self._tasks[task].complete)
 
     def holds(self, task: int) -> tuple[int, bool]:
-        """(outputs that need not come any more, whether the task is complete)."""
+        """Tell how far a task is: (outputs that need not come any more, whether it is complete)."""
         inbox = self._tasks.get(task)
         return (0, False) if inbox is None else (inbox.start, inbox.complete)
 

@@ -1,4 +1,4 @@
-"""What a training process holds of a job: a session, and one epoch at a time to iterate over."""
+"""A training process's hold of a job: a session, and one epoch at a time to iterate over."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ConsumerSession:
         passes: EpochCursor | None = None,
         failed: Failed = lambda: None,
     ) -> EpochReader:
-        """Begins an epoch; None: the next one.
+        """Begin an epoch; None: the next one.
 
         Args:
             number: of the epoch.
@@ -111,13 +111,13 @@ class ConsumerSession:
         return reader
 
     def over(self, state: Checkpoint, passes: EpochCursor) -> EpochReader:
-        """A reader at the end of an epoch that has ended before; no epoch begins."""
+        """Make a reader at the end of an epoch that has ended before; no epoch begins."""
         reader = EpochReader(self, self._job_session, state.epoch, None, None, passes, lambda: None, over=state)
         reader.close()
         return reader
 
     def check(self) -> None:
-        """Whether it can be used here and now.
+        """Check that the session can be used here and now.
 
         Raises:
             ServiceError: if the session is closed, or belongs to another process.
@@ -131,12 +131,12 @@ class ConsumerSession:
             raise ServiceError(f"this session of job {self.job!r} is closed")
 
     def close(self) -> None:
-        """Leaves the job: its consumer's place is free. May be called any number of times."""
+        """Leave the job: its consumer's place is free. May be called any number of times."""
         self._job_session.close()
 
 
 class EpochReader:
-    """Reads one epoch of a session. Made by :meth:`ConsumerSession.epoch`; dropping it ends the epoch.
+    """Reader of one epoch of a session. Made by :meth:`ConsumerSession.epoch`; dropping it ends the epoch.
 
     Attributes:
         number: of the epoch.
@@ -179,7 +179,7 @@ class EpochReader:
         self._finalizer.atexit = False
 
     def put_back(self, element: Any) -> None:
-        """Who has just got this could not use it: it is handed out once more, and no state counts it."""
+        """Hand this element out once more, as who has just got it could not use it; no state counts it."""
         with self._lock:
             if self._session is not None or operator.length_hint(self.progress.current):
                 self.progress.current = iter([element, *self.progress.current])
@@ -190,7 +190,7 @@ class EpochReader:
         return self._session is not None
 
     def advance(self) -> bool:
-        """Makes the next elements current; False if there are none.
+        """Make the next elements current; False if there are none.
 
         Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
         """
@@ -223,7 +223,7 @@ class EpochReader:
         return False
 
     def _fail(self, session: ConsumerSession, error: MillraceError) -> None:
-        """Lets go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
+        """Let go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
         if os.getpid() == self._job_session.pid:
             self._failure = anew(error)
             self.close()
@@ -238,28 +238,28 @@ class EpochReader:
 
     @property
     def over(self) -> bool:
-        """It began at its epoch's end, or was closed."""
+        """Whether it began at its epoch's end, or was closed."""
         return self._session is None
 
     def take(self) -> tuple[list[Any], int, int]:
-        """For operators behind ``distribute()``: elements, their task, the first's number in it; none at the end."""
+        """Take elements for operators behind ``distribute()``, their task, the first's number in it; none: the end."""
         with self._lock:
             progress = self.progress
             progress.behind = progress.behind or 0  # from now on it is for them to say what was handed out
             return progress.take_current() if operator.length_hint(progress.current) or self.advance() else ([], 0, 0)
 
     def wake(self) -> None:
-        """Whoever waits for an element gives up, for good."""
+        """Have whoever waits for an element give up, for good."""
         self._closing.set()
         self._job_session.shared.look_up()
 
     def fail(self, error: MillraceError) -> None:
-        """What reads here has failed."""
+        """Note that what reads here has failed."""
         if self._session is not None:
             self._fail(self._session, error)
 
     def prime(self) -> bool:
-        """Waits for the first elements; False if there are none.
+        """Wait for the first elements; False if there are none.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -274,7 +274,7 @@ class EpochReader:
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far."""
+        """Number of elements that ``on_error`` left out so far."""
         return self._job_session.core.skipped
 
     def begins_with(self, state: Any) -> bool:
@@ -290,7 +290,7 @@ class EpochReader:
         return True
 
     def close(self) -> None:
-        """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
+        """Stop reading; what was not read of the epoch is dropped. May be called any number of times."""
         self.wake()
         with self._lock:
             self._session = self._keep = None

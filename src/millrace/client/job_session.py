@@ -135,7 +135,7 @@ class JobSession:
         thread.start()
 
     def _join_first(self, bundle: bytes, timeout: float) -> tuple[ClientSession, JobJoined]:
-        """Joins the dispatcher, which was there a moment ago: if it dies meanwhile, as soon as it is back."""
+        """Join the dispatcher, which was there a moment ago: if it dies meanwhile, as soon as it is back."""
 
         def first() -> tuple[ClientSession, JobJoined]:
             self.core.spec = replace(self.core.spec, bundle=put_blob(self._channel, bundle))
@@ -154,7 +154,7 @@ class JobSession:
         pauses: Iterator[float],
         join: Callable[[], tuple[ClientSession, JobJoined]],
     ) -> tuple[ClientSession, JobJoined] | None:
-        """``join()`` as soon as the dispatcher is back, however long that takes; None when this is over.
+        """Return ``join()`` as soon as the dispatcher is back, however long that takes; None when this is over.
 
         Raises:
             ServiceUnreachableError: it will never be back.
@@ -203,7 +203,7 @@ class JobSession:
 
     @property
     def next_epoch(self) -> int:
-        """The first epoch that was not begun at this place; waits for the states of other ranks, if need be.
+        """First epoch that was not begun at this place; waits for the states of other ranks, if need be.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -214,7 +214,7 @@ class JobSession:
             return self.core.following
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Waits with the lock held."""
+        """Wait for a condition with the lock held."""
         self._monitor.wanted()
         while not condition():
             if self.core.failure is not None:
@@ -224,7 +224,7 @@ class JobSession:
             self.shared.changed.wait()
 
     def begin(self, number: int | None, read: Merged | None) -> EpochProgress:
-        """Begins an epoch (None: the next one), of which ``read`` was read before.
+        """Begin an epoch (None: the next one), of which ``read`` was read before.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -237,11 +237,11 @@ class JobSession:
             return self.core.reading
 
     def end(self, number: int) -> None:
-        """Nobody reads this epoch any more."""
+        """End an epoch that nobody reads any more."""
         self.shared.handle(End(number))
 
     def state(self, reading: EpochProgress, graph: str) -> Checkpoint:
-        """The state of who reads an epoch; see :meth:`EpochProgress.state`."""
+        """State of who reads an epoch; see :meth:`EpochProgress.state`."""
         with self.shared.lock:
             return reading.state(self.core.spec, self.consumer, graph)
 
@@ -273,7 +273,7 @@ class JobSession:
             session = rejoined
 
     def _rejoin(self, pauses: Iterator[float]) -> ClientSession | None:
-        """Joins again, however long it takes; None when this is over."""
+        """Join again, however long it takes; None when this is over."""
         try:
             again = self._once_back(None, pauses, lambda: self._join(self.core.heartbeat_s))
         except MillraceError as error:
@@ -287,20 +287,20 @@ class JobSession:
     # -- what it is to do ----------------------------------------------------------------------------------------------
 
     def warn(self, text: str) -> None:
-        """Tells the user, once."""
+        """Tell the user, once."""
         self.notices.say(text)
 
     def epoch_left(self, left: EpochLeft) -> None:
-        """Nobody reads an epoch any more."""
+        """Note that nobody reads an epoch any more."""
         self._monitor.ended(left.number, lambda: (left.handed, left.rates))
 
     def report_soon(self) -> None:
-        """A report is due in a moment."""
+        """Have a report sent in a moment."""
         if self._words.empty():
             self._words.put(REPORT)
 
     def say(self, word: str | int) -> None:
-        """Asks for a report, for the end (CLOSE), or for the end of an epoch (its number).
+        """Ask for a report, for the end (CLOSE), or for the end of an epoch (its number).
 
         All that may be done where the interpreter happens to collect garbage: any thread, with any lock held.
         """
@@ -324,7 +324,7 @@ class JobSession:
                 self._over.wait(SOON_S)
 
     def _look(self) -> None:
-        """Says how far reading is, and what is waited for."""
+        """Say how far reading is, and what is waited for."""
         with self.shared.lock:
             epoch, came = -1 if self.core.begun is None else self.core.begun.epoch, self.core.has_first
             measured = self.core.measure(epoch, time.perf_counter())
@@ -341,7 +341,7 @@ class JobSession:
         return self._over.is_set()
 
     def close(self) -> None:
-        """Leaves the job and ends all threads. May be called any number of times; harmless in a forked child."""
+        """Leave the job and end all threads. May be called any number of times; harmless in a forked child."""
         if os.getpid() != self.pid or not self._closing.acquire(blocking=False):
             return
         self.shared.handle(Leave())

@@ -1,4 +1,4 @@
-"""How a consumer's session with the dispatcher begins."""
+"""Beginning of a consumer's session with the dispatcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.wire.error_codec import error_of
 
 
 def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientSession, JobJoined]:
-    """Joins a job by a session of its own, and returns what the dispatcher says to that.
+    """Join a job by a session of its own, and return what the dispatcher says to that.
 
     Raises:
         ServiceUnreachableError: nobody answered in so many seconds.

@@ -1,4 +1,4 @@
-"""What a training process says while it reads: what it waits for if nothing comes, and how far it is if asked to.
+"""Messages of a training process while it reads: what it waits for if nothing comes, and how far it is if asked to.
 
 What is waited for goes to the log, which shows it on standard error unless the user chose otherwise. It is no Python
 warning: those become errors where users are strict, and to wait is none.
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Called by the thread that reports, whenever it wakes.
+    """Watch on one session, of the thread that reports whenever it wakes.
 
     Args:
         job: its name.
@@ -56,7 +56,7 @@ class Monitor:
         self._shown = -_LINE_S
 
     def wanted(self) -> None:
-        """Somebody waits for an element, or for the epoch that has it."""
+        """Note that somebody waits for an element, or for the epoch that has it."""
         if self._since is None:
             self._since = self._clock()
 
@@ -69,7 +69,7 @@ class Monitor:
         return min(most_s, max(0.01, self._since + FIRST_S - self._clock()))
 
     def look(self, epoch: int, measure: Measure | None, *, came: bool) -> None:
-        """Says what there is to say.
+        """Say what there is to say.
 
         Args:
             epoch: that is read; -1: none is.
@@ -93,7 +93,7 @@ class Monitor:
                 self._draw(_line(epoch, *measure()))
 
     def ended(self, epoch: int, measure: Measure | None) -> None:
-        """Nobody reads the epoch any more."""
+        """Note that nobody reads the epoch any more."""
         if self._progress and measure is not None:
             self._draw("")
             self._write(f"{_line(epoch, *measure())}\n")
@@ -115,7 +115,7 @@ class Monitor:
             return False
 
     def _write(self, text: str) -> None:
-        """Writes if it can: nobody stops training because nobody looks on."""
+        """Write if that is possible: nobody stops training because nobody looks on."""
         with contextlib.suppress(OSError, ValueError):
             if self._out is not None:
                 self._out.write(text)

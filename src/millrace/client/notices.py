@@ -1,4 +1,4 @@
-"""What the user is told, once: as it is heard, or where the epoch that it is about ends."""
+"""Warnings for the user, each said once: as it is heard, or where the epoch that it is about ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Notices:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Warns, unless that was said before."""
+        """Warn, unless that was said before."""
         if not self._is_new(text):
             return
         try:
@@ -31,7 +31,7 @@ class Notices:
             self._fail(JobFailedError(str(warning)))
 
     def at_end(self, text: str) -> None:
-        """Warns of what is not read of an epoch, in the user's thread, which has come to its end."""
+        """Warn of what is not read of an epoch, in the user's thread, which has come to its end."""
         if self._is_new(text):
             warnings.warn(text, MillraceWarning, stacklevel=4)  # where the loop asks for the next element
 

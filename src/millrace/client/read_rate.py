@@ -1,4 +1,4 @@
-"""How fast a consumer reads, and how much of that time it waits. Pure: times come in."""
+"""Rate at which a consumer reads, and how much of that time it waits. Pure: times come in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Lot:
 
 
 class ReadRateMeter:
-    """Counts by message, as elements of one message come without waiting."""
+    """Meter that counts by message, as elements of one message come without waiting."""
 
     def __init__(self) -> None:
         self.handed = 0
@@ -49,7 +49,7 @@ class ReadRateMeter:
         return self._count
 
     def took(self, count: int, asked: float, got: float, queued: int) -> None:
-        """The user came for more at ``asked`` and got a message of ``count`` elements at ``got`` (seconds).
+        """Note that the user came for more at ``asked`` and got a message of ``count`` elements at ``got`` (seconds).
 
         Args:
             count: elements of the message.
@@ -66,7 +66,7 @@ class ReadRateMeter:
         self._queued = queued
 
     def ended(self, now: float) -> None:
-        """The epoch is over."""
+        """Note that the epoch is over."""
         self._close(now)
         self._count = 0
 

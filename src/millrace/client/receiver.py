@@ -1,4 +1,4 @@
-"""Brings elements from workers to one consumer: a connection and a thread for each worker that its core wants."""
+"""Receiver of elements from workers: a connection and a thread for each worker that a consumer's core wants."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkerConnections:
             self._retry.add(address)
 
     def connection(self, address: str) -> DataConnection | None:
-        """The connection to a worker, if there is one."""
+        """Find the connection to a worker, if there is one."""
         return self._connections.get(address)
 
     def disconnect(self, address: str) -> None:
@@ -66,11 +66,11 @@ class WorkerConnections:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """Those that serve a connection, or try to make one."""
+        """Threads that serve a connection, or try to make one."""
         return list(self._threads.values())
 
     def _serve(self, address: str) -> None:
-        """Reads from one worker while anything is to come from it, through as many connections as it takes."""
+        """Read from one worker while anything is to come from it, through as many connections as it takes."""
         shared = self._shared
         pauses = delays()
         near = True  # if the worker is on this host, and this process can have the descriptors of what is shared
@@ -105,7 +105,7 @@ class WorkerConnections:
                 shared.changed.wait_for(over, next(pauses))
 
     def _receive(self, address: str, connection: DataConnection) -> None:
-        """Reads until the connection ends, which raises."""
+        """Read until the connection ends, which raises."""
         shared = self._shared
         connection.send(shared.core.opening())
         with shared.lock:

@@ -1,4 +1,4 @@
-"""What to tell a user whose task gave something else when it was run again. Pure."""
+"""Sentences for a user whose task gave something else when it was run again. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reruns:
         self.told = (0, 0, "")
 
     def add(self, spec: JobSpec, epoch: int, rerun: Rerun) -> str:
-        """One more, of this job; what is to be said about it, empty if it gave the same.
+        """Add a rerun of this job; return what is to be said about it, empty if it gave the same.
 
         Where what is lost stays lost, a task that collects what others left over gives less than before, and no
         function is to blame.
@@ -37,7 +37,7 @@ class Reruns:
 
 
 def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:
-    """The sentences about a run that differs from the one before it: what it means, whose fault it is, what to do."""
+    """Describe a run that differs from the one before it: what it means, whose fault it is, what to do."""
     what = f"output {rerun.number}" if rerun.outcome is RerunOutcome.OTHER else f"{rerun.number + 1} outputs before"
     gave = (
         f"task {rerun.task} of epoch {epoch} was run again after its worker was lost, and gave {rerun.outcome.value} "
@@ -51,7 +51,7 @@ def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:
 
 
 def _culprit(graph: Graph) -> str:
-    """Which function is not pure, as well as can be known: those that take rng have what they need to be."""
+    """Name the function that is not pure, as well as can be known: those that take rng have what they need to be."""
     nodes = [node for node in graph.nodes if not isinstance(node, (FromArrays, FromList, WithOptions))]
     functions = [(node, opaque) for node in nodes for _, opaque in node.opaques() if opaque.name]
     suspects = [node for node, opaque in functions if not opaque.takes_rng] or [node for node, _ in functions]

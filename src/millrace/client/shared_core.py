@@ -24,23 +24,23 @@ _Later = list[Callable[[], None]]
 
 
 class DispatcherSession(Protocol):
-    """What leads to the dispatcher."""
+    """Session with the dispatcher, as the core needs it."""
 
     def send(self, message: Any) -> None:
-        """Queues a message; never waits."""
+        """Queue a message; never wait."""
 
 
 class Shell(Protocol):
-    """Does what is neither the network's nor the reader's."""
+    """Shell that does what is neither the network's nor the reader's."""
 
     def report_soon(self) -> None:
-        """A report is due in a moment."""
+        """Have a report sent in a moment."""
 
     def warn(self, text: str) -> None:
-        """The user is to be told, once."""
+        """Tell the user, once."""
 
     def epoch_left(self, left: io.EpochLeft) -> None:
-        """Nobody reads an epoch any more."""
+        """Note that nobody reads an epoch any more."""
 
 
 class SharedCore:

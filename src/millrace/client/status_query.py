@@ -1,4 +1,4 @@
-"""Asks a service what it is doing."""
+"""Questions to a service: what it is doing, and why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECK = "Check"
 
 
 def check(address: str, token: str | None = None, timeout: float = 10.0) -> str:
-    """Why a service waits, if its dispatcher answers and does; empty if it goes on.
+    """Tell why a service waits, if its dispatcher answers and does; empty if it goes on.
 
     Raises:
         As :func:`fetch_status`.
@@ -37,7 +37,7 @@ def check(address: str, token: str | None = None, timeout: float = 10.0) -> str:
 
 
 def remove_blocks(address: str, places: list[str], token: str | None = None, timeout: float = 10.0) -> int:
-    """Has a service delete what it keeps of some points; how many bytes that is.
+    """Have a service delete what it keeps of some points; return how many bytes that is.
 
     Raises:
         As :func:`fetch_status`.
@@ -49,7 +49,7 @@ def remove_blocks(address: str, places: list[str], token: str | None = None, tim
 
 
 def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) -> dict[str, Any]:
-    """The status of the service whose dispatcher is at ``address``: ``jobs``, ``workers``, ``cache``.
+    """Fetch the status of the service whose dispatcher is at ``address``: ``jobs``, ``workers``, ``cache``.
 
     Raises:
         ServiceUnreachableError: nobody answered within ``timeout`` seconds.
@@ -64,7 +64,7 @@ def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) 
 def watch_status(
     address: str, token: str | None = None, timeout: float = 10.0, *, every_s: float = 1.0
 ) -> Iterator[dict[str, Any]]:
-    """The status now, and then again and again: the dispatcher holds each answer back for ``every_s`` seconds.
+    """Fetch the status now, and then again and again: the dispatcher holds each answer back for ``every_s`` seconds.
 
     Raises:
         As :func:`fetch_status`.
@@ -78,7 +78,7 @@ def watch_status(
 
 
 def ask_why(channel: ControlChannel, client: str) -> str:
-    """What a consumer waits for, says the dispatcher; empty if it does not answer soon."""
+    """Ask the dispatcher what a consumer waits for; empty if it does not answer soon."""
     try:
         return str(channel.call(WHY, client, str, _SOON_S))
     except MillraceError:

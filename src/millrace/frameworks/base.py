@@ -1,4 +1,4 @@
-"""What a dataset offers to frameworks, in process and distributed alike."""
+"""Views of datasets, in process and distributed alike, and the pipeline that each of them reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Readable(ABC):
-    """What is behind a dataset and its views, and reads it epoch by epoch."""
+    """Pipeline behind a dataset and its views, which read it epoch by epoch."""
 
     _passes: EpochCursor
 
@@ -34,13 +34,13 @@ class Readable(ABC):
         self._passes.load(state, self._fresh_state().identity)
 
     def adopt_seed(self, seed: int | None) -> None:
-        """The seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""
+        """Take over the seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""
         if seed is not None:
             vars(self)["seed"] = seed
 
     @abstractmethod
     def _fresh_state(self) -> Checkpoint:
-        """What there is to say before the first epoch."""
+        """State before the first epoch."""
 
     @abstractmethod
     def read_epoch(self, number: Number = None, share: Share | None = None) -> ElementIterator:
@@ -54,11 +54,11 @@ class Readable(ABC):
 
     @abstractmethod
     def peek(self, count: int) -> list[Any]:
-        """The first elements, computed in this process."""
+        """Compute the first ``count`` elements of the first epoch in this process."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """The expression that makes the dataset."""
+        """Expression that makes the dataset."""
 
     @abstractmethod
     def varying(self) -> Varying:
@@ -73,11 +73,11 @@ class Readable(ABC):
         """
 
     def prepare_to_fork(self) -> None:  # noqa: B027 (most have nothing to prepare)
-        """Called before copies of this object go to other processes, which will read parts of it."""
+        """Prepare for copies of this object in other processes, which will read parts of it."""
 
 
 class Stateful(NamesEquivalents):
-    """Has the states and the length of what it reads.
+    """Object with the states and the length of what it reads.
 
     Args:
         source: what it reads.
@@ -87,7 +87,7 @@ class Stateful(NamesEquivalents):
         self._source = source
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch begun last was read, as a dict of plain values that any checkpoint format takes.
+        """State: how far the epoch begun last was read, as a dict of plain values that any checkpoint format takes.
 
         Counts what was handed out, not what lies ready. May be asked for at any time: before the first epoch, between
         two elements, after ``break``, at an epoch's end.
@@ -97,7 +97,7 @@ class Stateful(NamesEquivalents):
         return self._source.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """The next ``iter()`` goes on where ``state`` was taken, with the next epoch if that one had ended.
+        """Have the next ``iter()`` go on where ``state`` was taken, with the next epoch if that one had ended.
 
         Args:
             state: what ``state_dict()`` of this dataset, or of a service's, gave; or the list of all ranks' states, of
@@ -119,7 +119,7 @@ class Stateful(NamesEquivalents):
         return len(self._source)
 
     def __bool__(self) -> bool:
-        """A dataset is something, also when it is empty or its length unknown."""
+        """Return True, also where the dataset is empty or its length unknown."""
         return True
 
 
@@ -132,21 +132,21 @@ class Viewable(Stateful):
         return twin
 
     def __pipeline__(self) -> Readable:
-        """What is behind it: for millrace's own use."""
+        """Pipeline behind the dataset: for millrace's own use."""
         return self._source
 
     def peek(self, count: int) -> list[Any]:
-        """The first ``count`` elements of the first epoch, computed in this process."""
+        """Compute the first ``count`` elements of the first epoch in this process."""
         return self._source.peek(count)
 
     def __str__(self) -> str:
-        """The expression that makes it."""
+        """Expression that makes the dataset."""
         return str(self._source)
 
     __repr__ = __str__
 
     def torch(self) -> TorchDataset:
-        """A torch ``IterableDataset`` of tensors that share memory with what arrived.
+        """View as a torch ``IterableDataset`` of tensors that share memory with what arrived.
 
         It can be iterated as it is, or given to torch's DataLoader (with ``batch_size=None`` where the pipeline
         batches), also with several workers: they share each epoch, element by element.
@@ -166,7 +166,7 @@ class Viewable(Stateful):
         return JaxDataset(self._source, sharding)
 
     def tensorflow(self, element_spec: Any = None) -> TensorflowDataset:
-        """A ``tf.data.Dataset`` of the elements; lists become tuples, lists of strings tensors.
+        """View as a ``tf.data.Dataset`` of the elements; lists become tuples, lists of strings tensors.
 
         Args:
             element_spec: pytree of ``tf.TensorSpec``; None: found by computing the first elements in this process.
@@ -206,7 +206,7 @@ class View(Stateful):
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{place}")
 
     def __str__(self) -> str:
-        """The expression that makes it."""
+        """Expression that makes the dataset."""
         return f"{self._source}.{self._made}"
 
     __repr__ = __str__

@@ -37,7 +37,7 @@ class JaxDataset(View):
 
 
 def _as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
-    """``leaf`` as an array that JAX can take; None if it can't."""
+    """Make ``leaf`` an array that JAX can take; None if it can't."""
     if leaf is None or isinstance(leaf, (str, bytes)):
         return None
     array = np.asarray(leaf)

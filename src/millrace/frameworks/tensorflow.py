@@ -37,7 +37,7 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
         tf.data.Dataset.__init__(self, self._dataset._variant_tensor)  # noqa: SLF001 (as all that extend tf.data do)
 
     def load_state_dict(self, state: Any) -> None:
-        """The next iterator goes on where ``state`` was taken. From then on the cardinality is unknown.
+        """Have the next iterator go on where ``state`` was taken. From then on the cardinality is unknown.
 
         Load before tf.data's operators are applied: those know how many elements there are already.
 
@@ -101,7 +101,7 @@ def _is_strings(element: Any) -> bool:
 
 
 def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
-    """The spec that all ``elements`` fit."""
+    """Find the spec that all ``elements`` fit."""
     first = elements[0]
     if isinstance(first, dict):
         if any(not isinstance(other, dict) or other.keys() != first.keys() for other in elements):
@@ -142,7 +142,7 @@ def _dtype(array: np.ndarray[Any, Any], path: Path) -> tf.DType:
 
 
 def _array(leaf: Any, path: Path) -> np.ndarray[Any, Any]:
-    """A leaf as TensorFlow takes it: strings as objects, other arrays as they are."""
+    """Make a leaf what TensorFlow takes: strings become objects, other arrays stay as they are."""
     if isinstance(leaf, (str, bytes)) or _is_strings(leaf):
         return np.array(leaf, dtype=object)
     array = np.asarray(leaf)
@@ -155,7 +155,7 @@ def _array(leaf: Any, path: Path) -> np.ndarray[Any, Any]:
 
 
 def _conform(element: Any, spec: Any, path: Path) -> Any:
-    """``element`` in the structure of ``spec``, checked: TensorFlow's own words don't say which leaf is wrong."""
+    """Make ``element`` fit ``spec``, and check it: TensorFlow's own words don't say which leaf is wrong."""
     if isinstance(spec, dict):
         if not isinstance(element, dict) or element.keys() != spec.keys():
             raise _misfit(element, f"a dict with keys {', '.join(map(repr, spec))}", path)

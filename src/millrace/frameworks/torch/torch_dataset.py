@@ -46,7 +46,7 @@ def _to_torch(element: Any) -> Any:
 
 
 def to_tensor(leaf: Any) -> Any:
-    """A tensor over the memory of a numeric array; arrays of strings become lists, everything else stays.
+    """Make a tensor over the memory of a numeric array; arrays of strings become lists, everything else stays.
 
     Copies where torch cannot view: read-only memory, other byte orders, strides that are negative or no multiple of
     the item size. Arrays of dtypes that torch has not (dates, records, long double) stay arrays.
@@ -72,7 +72,7 @@ _SEED = _KEPT * _PASS.itemsize
 
 
 class _Epochs:
-    """Numbers epochs alike in all workers of a DataLoader, which may start anew each epoch and remember nothing.
+    """Numbering of epochs that is alike in all workers of a DataLoader, which may remember nothing between epochs.
 
     torch gives all workers of one pass the same base seed; with the number of passes that a worker has seen itself
     (workers may be persistent) it identifies the pass. Passes and the epochs they got stand in a file without a name,
@@ -87,13 +87,13 @@ class _Epochs:
         self._rewind(begun, None)
 
     def _rewind(self, number: int, seed: int | None) -> None:
-        """The pass that begins next is epoch ``number`` of a run with this seed."""
+        """Have the pass that begins next be epoch ``number`` of a run with this seed."""
         passes = np.array([(0, number - 1)] * _KEPT, _PASS).tobytes()
         os.pwrite(self._file, passes + msgspec.msgpack.encode(seed), 0)
 
     @property
     def seed(self) -> int | None:
-        """That of the state that was loaded last."""
+        """Seed of the state that was loaded last."""
         return msgspec.msgpack.decode(os.pread(self._file, _PASS.itemsize, _SEED), type=int | None)
 
     def _hold(self, file: int, passes: int = 0) -> None:
@@ -101,7 +101,7 @@ class _Epochs:
         weakref.finalize(self, os.close, file).atexit = False
 
     def number(self, least: int, loaded: Sequence[Checkpoint]) -> int:
-        """Number of the epoch that begins; at least ``least``, unless another worker has begun this pass already.
+        """Return the number of the epoch that begins; at least ``least``, unless another worker has begun this pass.
 
         If states were loaded it is just that, however many there were before.
         """
