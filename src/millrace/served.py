@@ -9,6 +9,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from millrace import validation
@@ -16,7 +17,7 @@ from millrace.errors import ConsumerConflictError, ServiceError, StateError, Unk
 from millrace.frameworks.base import Readable
 from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
-from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
+from millrace.guarantees import ShardingPolicy, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
 from millrace.planning.shapes import Varying
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from millrace.clusters.local_workers import LocalWorkers
     from millrace.elements.sealed_memory import SealedMemory
     from millrace.pipeline import Pipeline
-    from millrace.wire.data.compression import Compression
 
 
 class ServedPipeline(Readable):
@@ -47,77 +47,63 @@ class ServedPipeline(Readable):
         pipeline: Pipeline,
         service: str | None,
         *,
-        job_name: str | None,
-        sharding: ShardingPolicy | ShardingFunction,
-        visitation: Visitation,
-        deterministic: bool,
-        num_consumers: int | None,
-        equal_steps: bool,
-        consumer_index: int | None,
-        sharing: Sharing | None,
-        workers: Any,
-        target_workers: Any,
-        local_workers: Any,
-        accelerators: int,
-        tasks: int | None,
-        compression: Compression | None,
-        seed: int | None,
-        priority: float,
-        tenant: str,
-        untrusted_cache: str,
         token: str | None,
-        progress: bool,
         made: str,
+        **chosen: Any,
     ) -> None:
+        choice = SimpleNamespace(**chosen)
         self._pipeline: Pipeline | None = pipeline
         self._expression = f"{pipeline}.{made}"
         self._service = service
-        num_consumers, self._consumer_index = validation.consumers(num_consumers, consumer_index)
-        validation.asker(service, job_name, token, num_consumers, self._consumer_index)
+        num_consumers, self._consumer_index = validation.consumers(choice.num_consumers, choice.consumer_index)
+        validation.asker(service, choice.job_name, token, num_consumers, self._consumer_index)
         if token is None and service is not None:
             from millrace.clusters.service import token_of
 
             token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
-        self._compression = compression
-        one_of("distribute", "progress", progress, (False, True))
-        self._progress = progress
-        seed = validation.seed("distribute", seed)
-        check(sharding, visitation, deterministic)
-        check_equal(equal_steps, num_consumers, visitation)
-        validation.place(target_workers, local_workers, service)
-        validation.claim(priority, tenant, sharing)
-        one_of("distribute", "untrusted_cache", untrusted_cache, ("recompute", "refuse"))
-        one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
+        self._compression = choice.compression
+        one_of("distribute", "progress", choice.progress, (False, True))
+        self._progress = choice.progress
+        seed = validation.seed("distribute", choice.seed)
+        check(choice.sharding, choice.visitation, choice.deterministic)
+        check_equal(choice.equal_steps, num_consumers, choice.visitation)
+        validation.place(choice.target_workers, choice.local_workers, service)
+        validation.claim(choice.priority, choice.tenant, choice.sharing)
+        one_of("distribute", "untrusted_cache", choice.untrusted_cache, ("recompute", "refuse"))
+        one_of("distribute", "compression", choice.compression, (None, "lz4", "zstd"))
+        tasks = choice.tasks
+        if tasks is not None:
+            tasks = validation.positive("distribute", "tasks", tasks, MOST_TASKS)
         # Processes that share a job would each draw another seed, so there the dispatcher draws it.
-        drawn = pipeline.seed if job_name is None else pipeline.graph.seed()
+        drawn = pipeline.seed if choice.job_name is None else pipeline.graph.seed()
         self._parameters: dict[str, Any] = {
-            "name": job_name or f"job-{secrets.token_hex(4)}",
-            "visitation": visitation.value,
-            "deterministic": bool(deterministic),
+            "name": choice.job_name or f"job-{secrets.token_hex(4)}",
+            "visitation": choice.visitation.value,
+            "deterministic": bool(choice.deterministic),
             "num_consumers": num_consumers,
-            "equal_steps": equal_steps,
+            "equal_steps": choice.equal_steps,
             "seed": drawn if seed is None else seed,
-            "tasks": None if tasks is None else validation.positive("distribute", "tasks", tasks, MOST_TASKS),
-            "workers": validation.workers(workers),
-            "cheapest": bool(workers == "cheapest"),
-            "accelerators": validation.positive("distribute", "accelerators", accelerators, MOST_ACCELERATORS),
-            "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
-            "priority": float(priority),
-            "tenant": tenant,
-            "untrusted_cache": untrusted_cache,
-            "target_workers": "any" if service is None else target_workers,
+            "tasks": tasks,
+            "workers": validation.workers(choice.workers),
+            "cheapest": bool(choice.workers == "cheapest"),
+            "accelerators": validation.positive("distribute", "accelerators", choice.accelerators, MOST_ACCELERATORS),
+            "sharding": choice.sharding.value if isinstance(choice.sharding, ShardingPolicy) else "custom",
+            "priority": float(choice.priority),
+            "tenant": choice.tenant,
+            "untrusted_cache": choice.untrusted_cache,
+            "target_workers": "any" if service is None else choice.target_workers,
         }
-        self._named = job_name is not None
+        self._named = choice.job_name is not None
         self._seed_is_chosen = seed is not None or pipeline.graph.seed() is not None
-        self._workers = workers
-        self._local_workers = validation.local_workers(service, target_workers, local_workers)
+        self._workers = choice.workers
+        self._local_workers = validation.local_workers(service, choice.target_workers, choice.local_workers)
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
         from millrace.client.bundling import ship
 
         self._memories: dict[str, SealedMemory] = {}
         self._share_arrays()
-        self._structure, self._bundle = ship(pipeline.graph, sharding)
+        self._structure, self._bundle = ship(pipeline.graph, choice.sharding)
         self._embedded: LocalService | None = None
         self._local: LocalWorkers | None = None
         self._session: ConsumerSession | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
 from millrace.wire.control.control_client import ControlChannel
+
+T = TypeVar("T")
 
 STATUS = "Status"
 """Call: seconds to let pass before it is looked at, or None -> the service's status as plain values."""
@@ -30,10 +32,7 @@ def check(address: str, token: str | None = None, timeout: float = 10.0) -> str:
     Raises:
         As :func:`fetch_status`.
     """
-    with ControlChannel(address, token, timeout) as channel:
-        channel.connect()
-        waits: str = channel.call(CHECK, None, str, timeout)
-        return waits
+    return _ask(address, token, timeout, CHECK, None, str)
 
 
 def remove_blocks(address: str, places: list[str], token: str | None = None, timeout: float = 10.0) -> int:
@@ -42,10 +41,7 @@ def remove_blocks(address: str, places: list[str], token: str | None = None, tim
     Raises:
         As :func:`fetch_status`.
     """
-    with ControlChannel(address, token, timeout) as channel:
-        channel.connect()
-        size: int = channel.call(REMOVE_BLOCKS, places, int, timeout)
-        return size
+    return _ask(address, token, timeout, REMOVE_BLOCKS, places, int)
 
 
 def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) -> dict[str, Any]:
@@ -55,10 +51,7 @@ def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) 
         ServiceUnreachableError: nobody answered within ``timeout`` seconds.
         AuthenticationError: no token or the wrong one.
     """
-    with ControlChannel(address, token, timeout) as channel:
-        channel.connect()
-        status: dict[str, Any] = channel.call(STATUS, None, dict[str, Any], timeout)
-        return status
+    return _ask(address, token, timeout, STATUS, None, dict[str, Any])
 
 
 def watch_status(
@@ -75,6 +68,12 @@ def watch_status(
         while True:
             yield status
             status = channel.call(STATUS, every_s, dict[str, Any], timeout + every_s)
+
+
+def _ask(address: str, token: str | None, timeout: float, call: str, request: Any, reply: type[T]) -> T:
+    with ControlChannel(address, token, timeout) as channel:
+        channel.connect()
+        return channel.call(call, request, reply, timeout)
 
 
 def ask_why(channel: ControlChannel, client: str) -> str:
