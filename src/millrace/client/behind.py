@@ -59,11 +59,11 @@ class BehindReader(ElementIterator):
 
     def _look(self) -> None:
         """Note where to begin, once that is known."""
-        opening = self._reader.opening
-        if opening is None:
+        reader = self._reader.reader
+        if reader is None:
             self._now[:] = [functools.partial(_before, self._reader.checkpoint, self._digest)]
             return
-        seed, epoch, rank, parts = opening
+        seed, epoch, rank, parts = reader.opening
         states = [each for each in self._loaded if each.epoch == epoch and each.counts]
         own = [each.counts for each in states if each.rank == rank]
         # On another number of ranks they only number what is made from now on, so that no number comes again.
@@ -71,7 +71,7 @@ class BehindReader(ElementIterator):
         if counts and len(counts) != len(counted(self._graph)):
             raise StateError(f"the state is damaged: it counts {len(counts)} operators behind distribute()")
         self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(self._loaded, epoch))
-        self._account = Account(self._graph, self._begin, self._reader.progress.made_of, ended=self._reader.over)
+        self._account = Account(self._graph, self._begin, reader.progress.made_of, ended=reader.over)
         self._now[:] = [functools.partial(_during, self._reader.checkpoint, self._account, self._digest)]
 
     def __iter__(self) -> Self:
@@ -115,8 +115,8 @@ class BehindReader(ElementIterator):
                     "this iterator was interrupted while it computed an element: iterate anew, or go on from its state"
                 )
             )
-            if isinstance(error, MillraceError):
-                self._reader.fail(error)
+            if isinstance(error, MillraceError) and self._reader.reader is not None:
+                self._reader.reader.fail(error)
             self.close()
             raise
         if chunk is None:

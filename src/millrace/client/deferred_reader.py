@@ -9,8 +9,8 @@ from typing import Any
 
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_reader import EpochReader
-from millrace.errors import MillraceError, StateError, anew
-from millrace.planning.checkpoint import Checkpoint, Part
+from millrace.errors import StateError, anew
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor
 
 Reload = Callable[[Any], EpochReader]
@@ -32,6 +32,7 @@ class DeferredReader:
         reload: makes a reader that goes on with these states.
 
     Attributes:
+        reader: reads the epoch; None: it has not begun.
         number: of the epoch.
         progress: of the epoch; empty before it begins.
         checkpoint: how far the epoch was read; may be asked when the reader is gone, and does not keep it.
@@ -51,7 +52,7 @@ class DeferredReader:
         self._lock = threading.RLock()
         self._now: list[Callable[[], Checkpoint]] = []
         self.checkpoint = functools.partial(_latest, self._now)
-        self._reader: EpochReader | None = None
+        self.reader: EpochReader | None = None
         if reader is not None:
             self._read_on(reader)
         else:
@@ -67,7 +68,7 @@ class DeferredReader:
     def _read_on(self, reader: EpochReader) -> None:
         self.number, self.progress = reader.number, reader.progress
         self._now[:] = [reader.checkpoint]
-        self._reader, self._begin = reader, None
+        self.reader, self._begin = reader, None
 
     def hand_over(self, begin: Callable[[], EpochReader], fresh: Checkpoint) -> EpochReader | None:
         """Give the reader to somebody who was asked before this one, and begin another epoch when this one is.
@@ -78,10 +79,10 @@ class DeferredReader:
         if not self._lock.acquire(blocking=False):
             return None  # it is being asked this moment
         try:
-            reader = self._reader
+            reader = self.reader
             if reader is None or reader.over or not reader.progress.untouched:
                 return None
-            self._reader, self._begin = None, begin
+            self.reader, self._begin = None, begin
             self._wait(fresh)
             return reader
         finally:
@@ -91,9 +92,9 @@ class DeferredReader:
         """Begin to read the epoch, unless it has begun, or was closed."""
         try:
             with self._lock:
-                if self._reader is None and self._awaits is not None:
+                if self.reader is None and self._awaits is not None:
                     raise anew(self._awaits)  # noqa: TRY301 (no other frame is to hold this)
-                if self._reader is None and self._begin is not None:
+                if self.reader is None and self._begin is not None:
                     if self._passes is not None:
                         self._passes.started()
                     self._read_on(self._begin())
@@ -105,49 +106,34 @@ class DeferredReader:
         """Make the next elements current; False if there are none."""
         try:
             self.begin()
-            return self._reader is not None and self._reader.advance()
+            return self.reader is not None and self.reader.advance()
         except BaseException:
             del self  # as above
             raise
 
     def put_back(self, element: Any) -> None:
         """Hand this element out once more, as who has just got it could not use it; no state counts it."""
-        if self._reader is not None:
-            self._reader.put_back(element)
+        if self.reader is not None:
+            self.reader.put_back(element)
 
     @property
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
-        return 0 if self._reader is None else self._reader.skipped
-
-    @property
-    def opening(self) -> tuple[int, int, int, list[Part]] | None:
-        """Equal to that of :class:`EpochReader`; None: the epoch has not begun."""
-        return None if self._reader is None else self._reader.opening
-
-    @property
-    def over(self) -> bool:
-        """Equal to that of :class:`EpochReader`."""
-        return self._reader is not None and self._reader.over
+        return 0 if self.reader is None else self.reader.skipped
 
     def take(self) -> tuple[list[Any], int, int]:
         """Equal to that of :class:`EpochReader`."""
-        return ([], 0, 0) if self._reader is None else self._reader.take()
+        return ([], 0, 0) if self.reader is None else self.reader.take()
 
     def wake(self) -> None:
         """Equal to that of :class:`EpochReader`."""
-        if self._reader is not None:
-            self._reader.wake()
-
-    def fail(self, error: MillraceError) -> None:
-        """Equal to that of :class:`EpochReader`."""
-        if self._reader is not None:
-            self._reader.fail(error)
+        if self.reader is not None:
+            self.reader.wake()
 
     def load(self, state: Any) -> None:
         """Go on where ``state`` was taken; see :meth:`EpochIterator.load_state_dict`."""
         with self._lock:
-            before = self._reader
+            before = self.reader
             if before is not None and before.begins_with(state):
                 return
             other = self._reload(state)
@@ -157,12 +143,12 @@ class DeferredReader:
 
     def close(self) -> None:
         """Stop reading, or never begin. May be called any number of times."""
-        if self._reader is not None:
-            self._reader.close()  # a thread that waits for an element gives up
+        if self.reader is not None:
+            self.reader.close()  # a thread that waits for an element gives up
         with self._lock:
             self._begin = self._awaits = None
-            if self._reader is not None:
-                self._reader.close()
+            if self.reader is not None:
+                self.reader.close()
 
 
 def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:

@@ -232,8 +232,8 @@ class EpochReader:
                 leave(session)
 
     @property
-    def opening(self) -> tuple[int, int, int, list[Part]] | None:
-        """Seed, epoch, consumer and the outputs that were handed out in part; None: the epoch has not begun."""
+    def opening(self) -> tuple[int, int, int, list[Part]]:
+        """Seed, epoch, consumer and the outputs that were handed out in part."""
         return self._job_session.seed, self.number, self._job_session.consumer, self._parts
 
     @property

@@ -19,8 +19,7 @@ def sampled_checksum(element: Any, checksum: int = 0) -> int:
 
     Structure, types, shapes and dtypes count, and all bytes of leaves up to 4 KiB. Of larger leaves 16 samples of 128
     bytes at even distances count, and the end: a function that draws anew for each picture of a batch is found, one
-    that
-    changes a single byte of megabytes may not be. It takes some microseconds, however large the leaves are.
+    that changes a single byte of megabytes may not be. It takes some microseconds, however large the leaves are.
 
     Args:
         element: a tree of dicts, lists and tuples, with arrays, ``bytes``, ``str``, numbers and None as leaves.

@@ -15,8 +15,7 @@ def release(module: str) -> str | None:
     """Release that a module comes from, e.g. ``pillow 11.0.0``; None if its code itself has to be looked at.
 
     The latter holds for the user's own modules, and for files among installed packages that no package installed.
-    Python's
-    own modules are of a minor version, for patch releases compute the same.
+    Python's own modules are of a minor version, for patch releases compute the same.
 
     Args:
         module: full name; it need not be imported.
