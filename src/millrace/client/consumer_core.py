@@ -240,6 +240,8 @@ class ConsumerCore:
             self.allowed = max(self.allowed[0], ready.steps), ready.last
         if ready.last:
             self._lacks(ready.epoch, ready.unread)
+        if self.inbox is not None and self._is_here(ready.epoch) and self.inbox.wanted(ready.awaited):
+            self._grant(self._pool.force(self.inbox.address_of(ready.awaited)))
 
     def _lacks(self, epoch: int, unread: str) -> None:
         """Keep what nobody reads of an epoch for the user who comes to its end, or is there already."""

@@ -283,6 +283,10 @@ class EpochBuffer:
         """Whether its worker is to be asked for it."""
         return task in self._tasks and (self._tasks[task].again or not self._tasks[task].complete)
 
+    def address_of(self, task: int) -> str:
+        """Return the address of the worker that has a task."""
+        return self._tasks[task].address
+
     def holds(self, task: int) -> tuple[int, bool]:
         """Tell how far a task is: (outputs that need not come any more, whether it is complete)."""
         inbox = self._tasks.get(task)

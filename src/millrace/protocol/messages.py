@@ -427,12 +427,14 @@ class StepsReady(Message, frozen=True, tag="StepsReady"):
     """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these.
 
     ``unread``, with ``last``: as in :class:`EpochEnds`, which comes only to those whose share is settled.
+    ``awaited``: others wait for what this task of the reader's leaves over: it is to take in one message more of it.
     """
 
     epoch: int
     steps: int
     last: bool = False
     unread: str = ""
+    awaited: int = -1
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):

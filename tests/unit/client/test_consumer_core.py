@@ -223,6 +223,19 @@ def test_what_nobody_reads_is_told_where_all_stop_at_a_step() -> None:
     assert io.Warn("rank 2 has gone") in consumer.handle(msg.StepsReady(0, 0, last=True, unread="rank 2 has gone"))
 
 
+def test_what_others_wait_for_is_let_in_though_the_buffer_is_full_of_what_may_not_be_used_yet() -> None:
+    consumer = Consumer(buffer_bytes=2)
+    consumer.begin(held=True)
+    consumer.read(0)
+    consumer.deliver(0, 0, [1, 2])
+    assert consumer.ask() is None
+    assert consumer.handle(io.TooSmall(ONE, data.Short(5, 5, 0))) == []
+    assert consumer.ask() is None
+    assert consumer.handle(msg.StepsReady(0, 0, awaited=7)) == []
+    assert consumer.handle(msg.StepsReady(0, 0, awaited=0)) == [io.TellWorker(ONE, data.Credit(4, 1))]
+    assert consumer.handle(msg.StepsReady(0, 0, awaited=0)) == []
+
+
 # -- what the user gets ------------------------------------------------------------------------------------------------
 
 

@@ -17,8 +17,8 @@ from millrace.planning.progress import TaskSet
 from millrace.protocol import messages as msg
 
 
-def started(consumers=2, *, equal=False, mains=6, **fields):
-    plan = FakePlan(mains)
+def started(consumers=2, *, equal=False, mains=6, fan_in=0, **fields):
+    plan = FakePlan(mains, fan_in)
     plan.equal = equal
     service = Service(plan)
     service.add_worker("w0")
@@ -129,6 +129,26 @@ def test_who_stops_there_is_told_what_nobody_reads_though_its_share_is_not_settl
     assert "of consumer 2, which was lost" in one.unread
     service.rejoin(three)
     assert one.unread == ""
+
+
+def test_who_holds_up_a_task_that_others_wait_for_is_told_to_take_in_more_of_it():
+    """Rank 0 may have no room for what task 2 gives, and rank 1 needs what that leaves over: it is the tail of four."""
+    service, (one, two) = started(mains=12, fan_in=3, deterministic=True)
+    worker = service.workers["w0"]
+    for _ in range(8):
+        for lease, task in list(worker.leases.items()):
+            if task.ref.task != 2:
+                service.finish(worker, lease)
+        for peer in (one, two):
+            for task in service.readable(peer):
+                service.read(peer, task)
+    assert 3 in service.state.jobs["a"].epochs[0].pending[1]
+    service.tick()
+    assert steps_told(service) == {"c0": msg.StepsReady(0, 0, awaited=2)}
+    [lease] = [lease for lease, task in worker.leases.items() if task.ref.task == 2]
+    service.finish(worker, lease)
+    service.tick()
+    assert "c0" not in steps_told(service)
 
 
 def test_what_others_have_no_more_of_is_no_loss():

@@ -1,13 +1,18 @@
-"""Consumers that wait for one that was never seen: a tail of theirs needs what tasks of that one leave over.
+"""Consumers that wait for another one: a tail of theirs needs what tasks of that one leave over.
 
-Such tasks run, but their worker keeps what nobody reads, and has no room for more. In any order they become tasks of
-whoever waits for them, as nobody has read anything of them. In a fixed order the one that never came is given up when
-somebody has waited for as long as for one that was lost.
+Where that one was never seen, such tasks run, but their worker keeps what nobody reads, and has no room for more. In
+any order they become tasks of whoever waits for them, as nobody has read anything of them. In a fixed order the one
+that never came is given up when somebody has waited for as long as for one that was lost.
+
+Where that one may not use yet what fills its buffer, as ranks are to get equally many elements, it is told to take in
+more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import msgspec
 
 from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Transaction
@@ -15,12 +20,16 @@ from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import revoke
 from millrace.control.tasks.slots import is_awaited, missing, round_robin, stride
+from millrace.control.tasks.task_queue import held_back
+from millrace.protocol.messages import StepsReady
 
 
 def watch(tx: Transaction) -> None:
     """Have nobody wait for ever for a consumer that was never seen."""
     waiting: dict[str, float] = {}
     for job in list(tx.state.jobs.values()):
+        if job.failure is None and job.tables is not None and held_back(job):
+            _hurry(tx, job)
         absent: set[int] = set()
         if job.failure is None and job.tables is not None and missing(job):
             for consumer, place in job.consumers.items():
@@ -48,6 +57,25 @@ def _let_go_on(tx: Transaction, job: Job, number: int, slot: int) -> set[int]:
             revoke(tx, job, number, task, f"consumer {slot} waits for what it leaves over")
         tx.emit(TaskMoved(job.name, number, task, slot))
     return held
+
+
+def _hurry(tx: Transaction, job: Job) -> None:
+    """Have readers take in more whose full buffers keep tasks from ending that others wait for.
+
+    Who may not use yet what it has, as the others have not as much, makes no room for what it is to receive.
+    """
+    awaited: dict[tuple[int, int], int] = {}
+    for consumer, place in job.consumers.items():
+        if place.epoch in job.epochs and job.epochs[place.epoch].steps < 0:
+            for task, slot in _inputs(tx, job, place.epoch, job.slot_of(consumer)):
+                key, live = (place.epoch, slot), job.epochs[place.epoch].live.get(task)
+                if live is not None and live.worker and slot != job.slot_of(consumer):
+                    awaited[key] = min(task, awaited.get(key, task))
+    for (number, slot), task in awaited.items():
+        known = tx.observed.steps.get((job.name, number), StepsReady(number, 0))
+        for reader in job.audience(slot):
+            if reader in job.consumers and job.consumers[reader].epoch == number:
+                tx.to_consumer(job, reader, msgspec.structs.replace(known, awaited=task))
 
 
 def _inputs(tx: Transaction, job: Job, number: int, slot: int) -> Iterator[tuple[int, int]]:
