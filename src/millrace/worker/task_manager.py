@@ -19,19 +19,8 @@ from millrace.errors import ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
 from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
-from millrace.protocol.messages import (
-    ChooseSharding,
-    FromWorker,
-    ListSources,
-    OpenJob,
-    ShardingChosen,
-    SourcesFailed,
-    SourcesListed,
-    TaskRef,
-    ToWorker,
-    WorkerReport,
-)
 from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection
 from millrace.wire.error_codec import failure_of
@@ -72,7 +61,7 @@ class TaskManager:
 
     def __init__(
         self,
-        tell: Callable[[FromWorker], None],
+        tell: Callable[[msg.FromWorker], None],
         fetch: Fetch,
         put: Callable[[bytes], str],
         *,
@@ -129,7 +118,7 @@ class TaskManager:
             for action in self._core.handle(item, time.monotonic()):
                 self._does[type(action)](action)
 
-    def told(self, message: ToWorker) -> None:
+    def told(self, message: msg.ToWorker) -> None:
         """Take a message of the dispatcher in; what takes time goes on in other threads."""
         match message:
             case BlocksKnown():
@@ -154,15 +143,15 @@ class TaskManager:
         message = action.message
         job = self._jobs.get(message.job)
         if job is None:
-            assert isinstance(message, OpenJob), "the core knows which jobs are open"
+            assert isinstance(message, msg.OpenJob), "the core knows which jobs are open"
             self._jobs[message.job] = JobPipeline(message, self._fetch, self._threads, self._allocate, self._share)
             return
         match message:
-            case OpenJob():
+            case msg.OpenJob():
                 job.update(message)
-            case ListSources():
+            case msg.ListSources():
                 self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
-            case ChooseSharding():
+            case msg.ChooseSharding():
                 self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
 
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
@@ -170,7 +159,7 @@ class TaskManager:
 
     # -- what runs in other threads ------------------------------------------------------------------------------------
 
-    def _leftovers_of(self, address: str, refs: list[TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
+    def _leftovers_of(self, address: str, refs: list[msg.TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
         if address != self.address:
             return fetch_leftovers(address, refs, self._token)
         found = []
@@ -195,20 +184,22 @@ class TaskManager:
         finally:
             self.feed(inp.CodeDone(granted))
 
-    def _say(self, job: str, doing: str, found: Callable[[], FromWorker | None]) -> None:
+    def _say(self, job: str, doing: str, found: Callable[[], msg.FromWorker | None]) -> None:
         """Tell the dispatcher what a job's code has found, or how it failed."""
         try:
             answer = found()
         except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
-            answer = SourcesFailed(job, failure_of(error, f"{doing} of job {job!r}"))
+            answer = msg.SourcesFailed(job, failure_of(error, f"{doing} of job {job!r}"))
         if answer is not None:
             self.feed(inp.Say(answer))
 
-    def _list(self, job: JobPipeline) -> FromWorker | None:
+    def _list(self, job: JobPipeline) -> msg.FromWorker | None:
         with self._inside(job.name):
             _, tables, prints, points = job.list_sources()
         digest = self._hand_over(job, pack_tables(tables))
-        return SourcesListed(job.name, summaries(tables), prints, points, digest, job.generation) if digest else None
+        if not digest:
+            return None
+        return msg.SourcesListed(job.name, summaries(tables), prints, points, digest, job.generation)
 
     def _hand_over(self, job: JobPipeline, tables: bytes) -> str:
         """Give the dispatcher split tables, however long it is away; return their digest, "" if the job is over."""
@@ -221,9 +212,9 @@ class TaskManager:
                 self._over.wait(next(pauses))
         return ""
 
-    def _choose(self, job: JobPipeline, message: ChooseSharding) -> FromWorker:
+    def _choose(self, job: JobPipeline, message: msg.ChooseSharding) -> msg.FromWorker:
         with self._inside(job.name):
-            return ShardingChosen(job.name, message.epoch, job.choose(message.tasks, message.workers))
+            return msg.ShardingChosen(job.name, message.epoch, job.choose(message.tasks, message.workers))
 
     def _end(self, job: JobPipeline, lanes: Sequence[int]) -> None:
         """Let go of a job once its runs have stopped."""
@@ -263,7 +254,7 @@ class TaskManager:
             jobs = list(self._jobs.values())
         listing = next(((each.name, seen) for each in jobs if (seen := each.seen) is not None), ("", 0))
         cores = self._threads or os.cpu_count() or 1
-        measured = WorkerReport(
+        measured = msg.WorkerReport(
             job="" if job is None else job.name,
             nodes=[] if job is None else job.measures(),
             cpu_s=time.process_time() / cores,

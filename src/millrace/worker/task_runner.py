@@ -17,24 +17,9 @@ from millrace.planning.plan import Task
 from millrace.protocol.messages import FromWorker, LeaseTask
 from millrace.wire.error_codec import failure_of
 from millrace.worker.cache_access import CacheAccess
+from millrace.worker.core import worker_actions as act
+from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.run_state import PROBED
-from millrace.worker.core.worker_actions import GoOn, Halt, TooLarge, Verdict
-from millrace.worker.core.worker_inputs import (
-    BeginOutputs,
-    Enter,
-    Input,
-    Missing,
-    Outcome,
-    OutputMessage,
-    Put,
-    RunAsks,
-    RunEnded,
-    RunFailed,
-    RunFinished,
-    Step,
-    Stopped,
-    Want,
-)
 from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.leftovers import Ask, LeftoversMissingError, encoded, gather
 from millrace.worker.packing import Packer
@@ -79,11 +64,13 @@ class LaneThread:
         fetch: gets leftovers from other workers (and this one).
     """
 
-    def __init__(self, number: int, slot: int, feed: Callable[[Input], None], caches: CacheAccess, fetch: Ask) -> None:
+    def __init__(
+        self, number: int, slot: int, feed: Callable[[inp.Input], None], caches: CacheAccess, fetch: Ask
+    ) -> None:
         self.number, self.slot = number, slot
         self._feed, self._caches, self._fetch = feed, caches, fetch
         self._leases: queue.SimpleQueue[tuple[JobPipeline, LeaseTask] | None] = queue.SimpleQueue()
-        self._verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[act.Verdict] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{slot}", daemon=True)
         self._thread.start()
 
@@ -91,7 +78,7 @@ class LaneThread:
         """Have the thread run a lease."""
         self._leases.put((job, lease))
 
-    def resume(self, verdict: Verdict) -> None:
+    def resume(self, verdict: act.Verdict) -> None:
         """Answer what the run has asked."""
         self._verdicts.put(verdict)
 
@@ -104,15 +91,15 @@ class LaneThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def ask(self, want: Want) -> GoOn | TooLarge:
+    def ask(self, want: inp.Want) -> act.GoOn | act.TooLarge:
         """Ask the core, in the run; wait for its answer.
 
         Raises:
             StoppedError: if the run is to stop.
         """
-        self._feed(RunAsks(self.number, want))
+        self._feed(inp.RunAsks(self.number, want))
         verdict = self._verdicts.get()
-        if isinstance(verdict, Halt):
+        if isinstance(verdict, act.Halt):
             raise StoppedError
         return verdict
 
@@ -121,28 +108,28 @@ class LaneThread:
             self._feed(self._run(*work))
             work = None  # what a run leaves is not kept while nothing runs
 
-    def _run(self, job: JobPipeline, lease: LeaseTask) -> RunEnded:
+    def _run(self, job: JobPipeline, lease: LeaseTask) -> inp.RunEnded:
         """Run a lease to its end, and say how it went. Raises nothing."""
         told: list[FromWorker] = []
-        outcome: Outcome
+        outcome: inp.Outcome
         try:
-            self.ask(Enter())
+            self.ask(inp.Enter())
             outcome = _Run(self, job, lease).run(self._caches, self._fetch, told)
         except StoppedError:
-            outcome = Stopped()
+            outcome = inp.Stopped()
         except LeftoversMissingError as error:
-            outcome = Missing(error.tasks)
+            outcome = inp.Missing(error.tasks)
         except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the reader)
             outcome = _failed(lease, error)
-        return RunEnded(self.number, outcome, told)
+        return inp.RunEnded(self.number, outcome, told)
 
 
-def _failed(lease: LeaseTask, error: BaseException) -> RunFailed:
+def _failed(lease: LeaseTask, error: BaseException) -> inp.RunFailed:
     doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
     needs = error.needs if isinstance(error, ElementTooLargeError) else 0
     if needs:
         _logger.warning("%s: %s; another worker gets it, if there is one that may keep as much", doing, error)
-    return RunFailed(failure_of(error, doing), needs)
+    return inp.RunFailed(failure_of(error, doing), needs)
 
 
 class _Run:
@@ -161,7 +148,7 @@ class _Run:
         self._reporter = ProbeReporter(lease, lane.ask)
         self._expected: list[int] = []
 
-    def run(self, caches: CacheAccess, ask: Ask, told: list[FromWorker]) -> RunFinished:
+    def run(self, caches: CacheAccess, ask: Ask, told: list[FromWorker]) -> inp.RunFinished:
         """Run the lease; what the dispatcher is to hear of its cache goes to ``told``, however it ends."""
         from millrace.elements import codec
 
@@ -172,8 +159,8 @@ class _Run:
         # with what it was; -1: they have all of it.
         keep = lease.received >= 0
         first = max(lease.received - 1, 0)
-        going = lane.ask(BeginOutputs(first, program.changed() if keep and lease.again else ""))
-        assert isinstance(going, GoOn)
+        going = lane.ask(inp.BeginOutputs(first, program.changed() if keep and lease.again else ""))
+        assert isinstance(going, act.GoOn)
         task = _task_of(program, lease)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
@@ -210,11 +197,11 @@ class _Run:
         self._step(program)
         kept = encoded(run.leftovers) if task.parent >= 0 else None
         nothing = program.gave_nothing(run, outputs)
-        return RunFinished(outputs, run.skipped, run.passed, nothing, kept)
+        return inp.RunFinished(outputs, run.skipped, run.passed, nothing, kept)
 
-    def _step(self, program: Program) -> GoOn:
-        going = self._lane.ask(Step())
-        assert isinstance(going, GoOn)
+    def _step(self, program: Program) -> act.GoOn:
+        going = self._lane.ask(inp.Step())
+        assert isinstance(going, act.GoOn)
         self._expect(program, going.coming)
         return going
 
@@ -230,8 +217,8 @@ class _Run:
         try:
             for message in packer.messages(flush=flush):
                 place = self._reporter.between() if self._lease.probe_level >= PROBED else ((), "")
-                verdict = self._lane.ask(Put(message, *place))
-                if isinstance(verdict, TooLarge):
+                verdict = self._lane.ask(inp.Put(message, *place))
+                if isinstance(verdict, act.TooLarge):
                     raise _too_large(self._lease, message, verdict.limit)
                 packer.target = verdict.message_bytes
         except CodecError as error:
@@ -244,7 +231,7 @@ class _Run:
         return str(node)
 
 
-def _too_large(lease: LeaseTask, message: OutputMessage, limit: int) -> ElementTooLargeError:
+def _too_large(lease: LeaseTask, message: inp.OutputMessage, limit: int) -> ElementTooLargeError:
     error = ElementTooLargeError(
         f"output {message.index} of task {lease.ref.task} has {message.size:,} bytes, more than the {limit:,} that "
         f"this worker may keep: yield smaller elements (smaller batches), or give the worker more, e.g. millrace "

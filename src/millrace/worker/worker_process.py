@@ -20,15 +20,7 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
-from millrace.protocol.messages import (
-    FromWorker,
-    JobFailed,
-    JobUnsendable,
-    StopWorker,
-    ToWorker,
-    WorkerHello,
-    WorkerWelcome,
-)
+from millrace.protocol import messages as msg
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
@@ -37,7 +29,7 @@ from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
 from millrace.wire.data.data_connection import DataServer
 from millrace.wire.error_codec import error_of, failure_of
-from millrace.worker.core.worker_inputs import Drain, SessionClosed, SessionOpened, TimeUp
+from millrace.worker.core import worker_inputs as inp
 from millrace.worker.task_manager import JOIN_S, TaskManager
 
 BUFFER_BYTES = 256 << 20
@@ -161,9 +153,9 @@ class WorkerProcess:
         again, self._leaving = self._leaving, True
         if not again:
             _logger.info("leaving: %s", reason)
-        self._tasks.feed(Drain(self._drain_timeout))
+        self._tasks.feed(inp.Drain(self._drain_timeout))
         if not self._over.wait(self._drain_timeout):
-            self._tasks.feed(TimeUp())
+            self._tasks.feed(inp.TimeUp())
 
     def _end(self, in_time: bool) -> None:
         if not in_time:
@@ -180,10 +172,10 @@ class WorkerProcess:
             try:
                 self._channel.connect()
                 answered, told = True, False
-                session = self._channel.open_session(ToWorker)
+                session = self._channel.open_session(msg.ToWorker)
                 self._greet(session)
                 for message in session:
-                    if isinstance(message, WorkerWelcome):
+                    if isinstance(message, msg.WorkerWelcome):
                         pauses = delays()
                     self._told(message)
                 _logger.info("the dispatcher ended the session")
@@ -200,13 +192,13 @@ class WorkerProcess:
                 self._error = MillraceError(f"the worker cannot go on: {type(error).__name__}: {error}")
                 self._over.set()
             finally:
-                self._tasks.feed(SessionClosed())
+                self._tasks.feed(inp.SessionClosed())
                 self._session = None
             self._over.wait(next(pauses))
 
     def _greet(self, session: ClientSession) -> None:
         self._session = session
-        hello = WorkerHello(
+        hello = msg.WorkerHello(
             self.id,
             self._tasks.address,
             platform.node(),
@@ -217,26 +209,26 @@ class WorkerProcess:
             only=self._job,
             buffer_bytes=self._buffer_bytes,
         )
-        self._tasks.feed(SessionOpened(hello))
+        self._tasks.feed(inp.SessionOpened(hello))
 
-    def _told(self, message: ToWorker) -> None:
+    def _told(self, message: msg.ToWorker) -> None:
         match message:
-            case StopWorker(reason=reason):
+            case msg.StopWorker(reason=reason):
                 self.stop(reason)  # once it is leaving this says that nothing of it is needed any more
-            case JobFailed(failure=failure):
+            case msg.JobFailed(failure=failure):
                 raise error_of(failure)
             case _:
-                if isinstance(message, WorkerWelcome):
+                if isinstance(message, msg.WorkerWelcome):
                     self._heartbeat_s = message.heartbeat_s
                     self._tasks.caches.location = message.cache
                     self._tasks.caches.compression = message.compression
                 self._tasks.told(message)
 
-    def _tell(self, message: FromWorker) -> None:
+    def _tell(self, message: msg.FromWorker) -> None:
         """Send to the dispatcher: who comes back says what it holds, so nothing is lost."""
         session = self._session
         assert session is not None
-        if isinstance(message, WorkerHello):
+        if isinstance(message, msg.WorkerHello):
             session.send(message)  # what can't be said first ends the session
             return
         try:
@@ -244,7 +236,7 @@ class WorkerProcess:
         except MillraceError as error:
             _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
 
-    def _send(self, session: ClientSession, message: FromWorker) -> None:
+    def _send(self, session: ClientSession, message: msg.FromWorker) -> None:
         """Send; what can't be sent fails the job that it is about, as others would wait for it."""
         try:
             session.send(message)
@@ -254,7 +246,7 @@ class WorkerProcess:
             if not job:
                 raise
             failure = failure_of(ProtocolError(f"job {job!r} cannot go on: worker {self.id}: {error}"))
-            session.send(JobUnsendable(job, failure))
+            session.send(msg.JobUnsendable(job, failure))
 
     def _beat(self) -> None:
         while not self._over.is_set():
