@@ -33,13 +33,13 @@ class RunCache:
 
     Attributes:
         point: the cache point; None: there is no cache, or it cannot be used; then all is made.
-        kept: writer of what is made; None: nothing is added.
+        writer: writer of what is made; None: nothing is added.
         catalogs: indexes that are read from, by place.
         whole: the run has come to its end: what was made may be kept.
     """
 
     point: ActivePoint | None = None
-    kept: CacheWriter | None = None
+    writer: CacheWriter | None = None
     catalogs: Mapping[str, PointIndex] = field(default_factory=dict)
     whole: bool = False
 
@@ -105,8 +105,8 @@ class CacheAccess:
         point = ActivePoint(
             use.node, bytes.fromhex(fingerprint), use.random, MergedIndex([*catalogs.values()]) if use.also else mine
         )
-        kept = CacheWriter(store, folder, use.room, self.compression, use.writer) if use.room and add else None
-        return RunCache(point, kept, catalogs)
+        writer = CacheWriter(store, folder, use.room, self.compression, use.writer) if use.room and add else None
+        return RunCache(point, writer, catalogs)
 
     def _catalog(self, store: BlockStore, place: str, writer: str) -> PointIndex:
         """Find the index of a place, up to date."""
@@ -140,17 +140,17 @@ class CacheAccess:
             return store
 
     def _end(self, lease: LeaseTask, place: str, using: RunCache) -> list[CacheUsed]:
-        point, kept = using.point, using.kept
+        point, writer = using.point, using.writer
         assert point is not None
         blocks: list[KeptBlock] = []
         error, wanted = "", 0
-        if kept is not None:
+        if writer is not None:
             if using.whole:
-                kept.finish()
+                writer.finish()
             else:
-                kept.close()
-            blocks = [KeptBlock(info.name, info.nbytes, info.items) for info in kept.blocks]
-            error, wanted = kept.error, kept.wanted
+                writer.close()
+            blocks = [KeptBlock(info.name, info.nbytes, info.items) for info in writer.blocks]
+            error, wanted = writer.error, writer.wanted
             if error and not wanted:
                 self._complain(place, error)
         with self._lock:  # the next run may begin before the dispatcher tells of them

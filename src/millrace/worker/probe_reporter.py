@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.engine.user_code.crash_probe import BEGINNING, Watch, between
+from millrace.engine.user_code.crash_probe import BEGINNING, CrashProbe, between
 from millrace.protocol.crash_sites import CrashSite
 from millrace.protocol.messages import LeaseTask
 from millrace.worker.core.run_state import PROBED
@@ -28,16 +28,16 @@ class ProbeReporter:
         self._steps = 0
         self.outputs = 0
 
-    def begin(self) -> Watch | None:
+    def begin(self) -> CrashProbe | None:
         """Begin the run; return what the engine is to look at."""
         lease = self._lease
         places = [poison.place for poison in lease.poison]
         if lease.probe_level < PROBED:
             if lease.probe_level:
                 self._announce(Announce(BEGINNING, "beginning"))
-            return Watch(places, None) if places else None
+            return CrashProbe(places, None) if places else None
         self._announce(Announce(BEGINNING, f"beginning task {lease.ref.task}, before its first element,"))
-        return Watch(places, self._step)
+        return CrashProbe(places, self._step)
 
     def between(self) -> tuple[CrashSite, str]:
         """CrashSite of the run between two steps, also in words."""

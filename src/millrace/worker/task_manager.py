@@ -268,12 +268,12 @@ class TaskManager:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def close(self, patience_s: float = JOIN_S) -> None:
-        """End all jobs; wait up to ``patience_s`` seconds for their runs to stop."""
+    def close(self, timeout_s: float = JOIN_S) -> None:
+        """End all jobs; wait up to ``timeout_s`` seconds for their runs to stop."""
         self._over.set()
         with self._lock:
             threads = list(self._lanes.values())
         self.feed(inp.CloseAll())
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))

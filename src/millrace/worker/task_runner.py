@@ -177,7 +177,7 @@ class _Run:
                 watch,
                 shape=lease,
                 point=cache.point,
-                kept=cache.kept,
+                writer=cache.writer,
                 owner=lane.slot,
             ) as run,
         ):

@@ -84,7 +84,7 @@ class WorkerProcess:
         self._port = port
         self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
         self._drain_timeout = drain_timeout
-        self._patience_s = JOIN_S
+        self._join_timeout_s = JOIN_S
         self._channel = ControlChannel(dispatcher, token, CONNECT_S)
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
@@ -134,7 +134,7 @@ class WorkerProcess:
             self._over.set()
             self._report_now.set()
             self._channel.close()  # first: what is not done is somebody else's from now on
-            self._tasks.close(self._patience_s)
+            self._tasks.close(self._join_timeout_s)
             server.close()
             for thread in threads:
                 thread.join(CONNECT_S)
@@ -159,7 +159,7 @@ class WorkerProcess:
 
     def _end(self, in_time: bool) -> None:
         if not in_time:
-            self._patience_s = 0.0
+            self._join_timeout_s = 0.0
             _logger.warning("not everything was done and read within %g s: others do the rest", self._drain_timeout)
         self._over.set()
 

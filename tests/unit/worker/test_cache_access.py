@@ -72,8 +72,8 @@ def one_run(caches: CacheAccess, letter: str = "z", lease: LeaseTask = LEASE, *,
     """What is told about a run that made one item, of one element."""
     told: list[CacheUsed] = []
     with caches.using(lease, told.append) as using:
-        if using.kept is not None:
-            using.kept.add([(key(letter).tobytes(), [np.zeros(1000)])])
+        if using.writer is not None:
+            using.writer.add([(key(letter).tobytes(), [np.zeros(1000)])])
         using.whole = whole
     (used,) = told
     return used

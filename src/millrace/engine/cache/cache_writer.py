@@ -198,8 +198,8 @@ class _Writing:
     that writes.
     """
 
-    def __init__(self, kept: CacheWriter, store: BlockStore, point: str) -> None:
-        self._kept, self._store, self._point = kept, store, point
+    def __init__(self, cache: CacheWriter, store: BlockStore, point: str) -> None:
+        self._cache, self._store, self._point = cache, store, point
         self.whole = False
         """What was added last is complete."""
         self.keys: set[bytes] = set()
@@ -222,7 +222,7 @@ class _Writing:
     def add(self, items: Added) -> None:
         """Add items, or more of the one that was added last; all but the last are whole."""
         for key, elements in items:
-            if self._kept.error or self._kept.wanted:
+            if self._cache.error or self._cache.wanted:
                 return
             self.begun = True
             if key is not None:
@@ -237,23 +237,23 @@ class _Writing:
         added, nbytes = self._added, self._bytes
         self._added, self._bytes = [], 0
         if added:
-            self._kept.later(lambda: self._write(added), nbytes)
+            self._cache.later(lambda: self._write(added), nbytes)
 
     def drop(self) -> None:
         """Throw away what is not published, as its last item is not complete."""
         self._added, self._bytes = [], 0
         self.keys.clear()
         if self.begun:
-            self._kept.later(self.close, 0)
+            self._cache.later(self.close, 0)
 
     # -- on the thread that writes -------------------------------------------------------------------------------------
 
     def _write(self, added: Added) -> None:
         with self._careful():
             for key, elements in added:
-                if self._kept.error or not self._kept.fits(nbytes_of(elements) + _SPARE_BYTES):
+                if self._cache.error or not self._cache.fits(nbytes_of(elements) + _SPARE_BYTES):
                     if not self.whole:
-                        self._kept.give_up("there is no room for all that the task has")
+                        self._cache.give_up("there is no room for all that the task has")
                     return
                 if key is not None:
                     self._begin(key)
@@ -265,19 +265,19 @@ class _Writing:
             self.publish()
         if self._writer is None:
             draft = self._stack.enter_context(self._store.draft())
-            self._draft = self._stack.enter_context(write_async(draft, self._kept.files))
-            self._writer = BlockWriter(self._draft, self._kept.compression, self._kept.writer)
+            self._draft = self._stack.enter_context(write_async(draft, self._cache.files))
+            self._writer = BlockWriter(self._draft, self._cache.compression, self._cache.writer)
         self._writer.begin(key)
 
     def publish(self) -> None:
         """Publish the block, as it is."""
-        if self._kept.error:
+        if self._cache.error:
             return
         with self._careful():
             if self._writer is not None and self._draft is not None:
                 info = self._writer.finish()
                 self._draft.publish(self._point, info.name)
-                self._kept.blocks.append(info)
+                self._cache.blocks.append(info)
         self.close()
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ class _Writing:
         try:
             yield
         except (CacheError, CodecError) as error:
-            self._kept.give_up(str(error))
+            self._cache.give_up(str(error))
             self.close()
 
 

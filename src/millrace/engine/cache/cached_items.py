@@ -64,16 +64,16 @@ class ActivePoint:
     hits: int = 0
     misses: int = 0
 
-    def find(self, keys: Keys, kept: CacheWriter | None) -> ItemLocations:
+    def find(self, keys: Keys, writer: CacheWriter | None) -> ItemLocations:
         """Locate items, those included that the task itself has made by now.
 
         Args:
             keys: uint8 of shape (n, 16).
-            kept: writer of what the task makes.
+            writer: writer of what the task makes.
         """
         found = self.catalog.find(keys)
         missing = found.block < 0
-        if kept is not None and missing.any() and (names := kept.again(keys[missing])):
+        if writer is not None and missing.any() and (names := writer.again(keys[missing])):
             self.catalog.learn(names)
             found = self.catalog.find(keys)
         return found
@@ -90,7 +90,7 @@ class Items:
         repetition: of a ``repeat`` above.
         inner: that repetition below the point, another where elements are reused.
         point: the active point, if it is this one.
-        kept: writer of what is made; None: it is not kept.
+        writer: writer of what is made; None: it is not kept.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Items:
         repetition: int,
         inner: int,
         point: ActivePoint | None,
-        kept: CacheWriter | None,
+        writer: CacheWriter | None,
     ) -> None:
         units = orders.units
         self._orders, self._number, self._context, self._make = orders, number, context, make
         self._inner = inner
-        self._point, self._kept = point, kept
+        self._point, self._writer = point, writer
         self._child = units.graph.id_of(units.graph.nodes[number].inputs[0])
         self._origin = Origin(number, 0, repetition)
         self._key = units.graph.keys[number]
@@ -202,10 +202,10 @@ class Items:
                 keys, start = self._keys(some), 0
                 while start < len(some):
                     # No sooner than they are needed: until then this task may make them elsewhere.
-                    few = len(some) if self._kept is None else max(_SOON, self._context.chunk_size())
+                    few = len(some) if self._writer is None else max(_SOON, self._context.chunk_size())
                     part, named = some[start : start + few], keys[start : start + few]
                     start += len(part)
-                    found = point.find(named, self._kept)
+                    found = point.find(named, self._writer)
                     there = int(np.count_nonzero(found.block >= 0))
                     point.hits += there
                     point.misses += len(part) - there
@@ -274,17 +274,17 @@ class Items:
 
     def _keeping(self, looked_up: Feed) -> Chunks:
         """Make items, and keep them from now on."""
-        if self._kept is None:
+        if self._writer is None:
             yield from self._made(some[0] for some in looked_up)
             return
         ours, theirs = index_streams.tee(looked_up, 2)
         keyed = chain.from_iterable(map(_keyed, ours))
         # Only an item of many elements may go on in the next chunk.
-        opened = self._kept.writing() if self._yields is Cardinality.MANY else nullcontext(self._kept)
+        opened = self._writer.writing() if self._yields is Cardinality.MANY else nullcontext(self._writer)
         with closing(self._made(some[0] for some in theirs)) as made, opened as writing:
             now = -1
             for chunk in made:
-                self._look_for_skipped(self._kept)
+                self._look_for_skipped(self._writer)
                 added: Added = []
                 named = np.asarray(chunk.positions, np.int64)
                 for start, stop in runs(named):
@@ -297,13 +297,13 @@ class Items:
                     added[-1][1].extend(chunk.elements[start:stop])
                 writing.add(added)
                 yield chunk
-            self._look_for_skipped(self._kept)
+            self._look_for_skipped(self._writer)
             writing.add([(key, []) for _, key in keyed])  # those that gave nothing
 
-    def _look_for_skipped(self, kept: CacheWriter) -> None:
+    def _look_for_skipped(self, writer: CacheWriter) -> None:
         if self._context.skipped:
             # It can't be told from one that a filter left out, and may not fail the next time.
-            kept.give_up("an element was skipped, as on_error says")
+            writer.give_up("an element was skipped, as on_error says")
 
     def _numbered(self, chunks: Chunks) -> Chunks:
         """Give each element a position of its own, where an item has many elements."""

@@ -44,7 +44,7 @@ class TaskItem:
         context: of that node.
         make: chunks of the node's input for a feed of its units.
         point: the active point, if it is this one.
-        kept: writer of what is made; None: it is not kept.
+        writer: writer of what is made; None: it is not kept.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class TaskItem:
         context: NodeContext,
         make: Make,
         point: ActivePoint | None,
-        kept: CacheWriter | None,
+        writer: CacheWriter | None,
     ) -> None:
         self._task, self._number, self._context, self._make = task, number, context, make
-        self._point, self._kept = point, kept
+        self._point, self._writer = point, writer
         self._below = {task.units.graph.id_of(node) for node in g.Graph(task.units.graph.nodes[number]).nodes}
 
     def chunks(self, feed: Feed) -> Chunks:
@@ -95,21 +95,21 @@ class TaskItem:
 
     def _keeping(self, key: bytes, blocks: list[index_streams.Array]) -> Chunks:
         """Make the item, and keep it from now on."""
-        if self._kept is None:
+        if self._writer is None:
             yield from self._make(iter(blocks))
             return
         left = self._task.left
         before = {node: len(elements) for node, elements in left.items()}
         parts = 0
-        with self._kept.writing() as writing:
+        with self._writer.writing() as writing:
             for chunk in self._make(iter(blocks)):
                 if self._context.skipped:
-                    self._kept.give_up("an element was skipped, as on_error says")
+                    self._writer.give_up("an element was skipped, as on_error says")
                 writing.add([(_part(key, parts), chunk.elements)])
                 parts += 1
                 yield chunk
             if self._context.skipped:
-                self._kept.give_up("an element was skipped, as on_error says")
+                self._writer.give_up("an element was skipped, as on_error says")
             leaves = {node: left[node][before.get(node, 0) :] for node in sorted(left) if node in self._below}
             head = {"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}
             writing.add([(_part(key, -1), [head, *chain.from_iterable(leaves.values())])])
@@ -118,7 +118,7 @@ class TaskItem:
 
     def _head(self, point: ActivePoint, key: bytes) -> list[Any] | None:
         """Read the head, if it is kept."""
-        return point.catalog.read(point.find(_keys(key, [-1]), self._kept))[0]
+        return point.catalog.read(point.find(_keys(key, [-1]), self._writer))[0]
 
     def _read(self, point: ActivePoint, key: bytes, head: list[Any], blocks: list[index_streams.Array]) -> Chunks:
         """Read part by part; from a lost part on, make the rest."""

@@ -31,7 +31,7 @@ _UNBOUNDED = 1 << 62
 
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
-_kept: weakref.WeakValueDictionary[str, PointIndex] = weakref.WeakValueDictionary()
+_indexes: weakref.WeakValueDictionary[str, PointIndex] = weakref.WeakValueDictionary()
 _held: weakref.WeakKeyDictionary[Node, dict[str, PointIndex]] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
 _said: weakref.WeakSet[Node] = weakref.WeakSet()
@@ -75,8 +75,8 @@ class LocalCache:
             self._store = open_store(point.path) if point.path else _memory_store(self._parts)
             key = f"{self._store.location} {self._fingerprint}"
             with _lock:
-                self._catalog = _kept.get(key) or _catalog(self._store, self._fingerprint, point.path)
-                _kept[key] = self._catalog
+                self._catalog = _indexes.get(key) or _catalog(self._store, self._fingerprint, point.path)
+                _indexes[key] = self._catalog
                 _held.setdefault(node, {})[key] = self._catalog
             if point.path:
                 self._catalog.learn(name for _, name in self._store.blocks(self._fingerprint))
@@ -92,18 +92,18 @@ class LocalCache:
             return
         key = bytes.fromhex(self._fingerprint)
         point = ActivePoint(self._point.node, key, self._point.random, self._catalog)
-        kept = None if self._full else CacheWriter(self._store, self._fingerprint, _UNBOUNDED)
+        writer = None if self._full else CacheWriter(self._store, self._fingerprint, _UNBOUNDED)
         try:
-            yield {"point": point, "kept": kept}
-            if kept is not None:
-                kept.finish()
-                self._catalog.learn(info.name for info in kept.blocks)
-                if kept.error:
+            yield {"point": point, "writer": writer}
+            if writer is not None:
+                writer.finish()
+                self._catalog.learn(info.name for info in writer.blocks)
+                if writer.error:
                     self._full = True  # the next epoch tries again
-                    _logger.info("cache after %s: %s", self._point.label, kept.error)
+                    _logger.info("cache after %s: %s", self._point.label, writer.error)
         finally:
-            if kept is not None:
-                kept.close()
+            if writer is not None:
+                writer.close()
 
 
 def _is_said(node: Node) -> bool:

@@ -118,7 +118,7 @@ class ArrivalOperators:
             budget=Budget(graph),
             measures=[Measure() for _ in graph.nodes],
             sizers=[Sizer() for _ in graph.nodes],
-            crews=[OperatorThreads(pool) for _ in graph.nodes],
+            operator_threads=[OperatorThreads(pool) for _ in graph.nodes],
             sources=_no_source,
             reads=lambda _number: None,
             nested=nested,

@@ -30,7 +30,7 @@ def run_fused(
     contexts = [NodeContext(task, number, repetition) for number, _ in parts]
     steps = [_step(node, context) for (_, node), context in zip(parts, contexts, strict=True)]
     parallel = parallel_calls(parts[0][1])
-    between = _Between(task, parts[0][0], lambda: task.crews[parts[-1][0]].threads(parallel))
+    between = _Between(task, parts[0][0], lambda: task.operator_threads[parts[-1][0]].threads(parallel))
     steps[:-1] = [between.counted(number, step) for (number, _), step in zip(parts, steps[:-1], strict=False)]
 
     def apply(chunk: Chunk) -> Chunk:

@@ -219,11 +219,11 @@ class Lowering:
         def make(units: Feed) -> Chunks:
             return lowering.units(child, units, inner)
 
-        point, kept = self.task.caching(number)
+        point, writer = self.task.caching(number)
         context = NodeContext(self.task, number, repetition)
         if not itemised(self.map, child):
-            return TaskItem(lowering.task, number, context, make, point, kept).chunks(feed)
-        items = Items(lowering.task.orders, number, context, make, repetition, inner, point, kept)
+            return TaskItem(lowering.task, number, context, make, point, writer).chunks(feed)
+        items = Items(lowering.task.orders, number, context, make, repetition, inner, point, writer)
         return items.chunks(feed)
 
     def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:

@@ -18,7 +18,7 @@ from millrace.engine.run.endless import EndlessRepeat
 from millrace.engine.run.lowering import Lowering, Outlook
 from millrace.engine.run.task import Budget, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
-from millrace.engine.user_code.crash_probe import Watch
+from millrace.engine.user_code.crash_probe import CrashProbe
 from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
@@ -82,7 +82,7 @@ class Program:
         self._options = graph.options()
         self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
         self._pool = _pool or ThreadPool(threads or available_cores(), self._options.num_threads)
-        self._crews = [OperatorThreads(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
+        self._operator_threads = [OperatorThreads(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
         self._sizers = [Sizer() for _ in graph.nodes]
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
@@ -104,12 +104,12 @@ class Program:
         task: Task,
         epoch: int,
         leftovers: Mapping[int, list[Any]] | None = None,
-        watch: Watch | None = None,
+        watch: CrashProbe | None = None,
         *,
         skip: int = 0,
         shape: RunShape = FRESH,
         point: ActivePoint | None = None,
-        kept: CacheWriter | None = None,
+        writer: CacheWriter | None = None,
         owner: Hashable = None,
     ) -> Run:
         """Start a task of ``plan``, or of another plan of the same units.
@@ -122,11 +122,11 @@ class Program:
             skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
             shape: of the epoch, beside the cache points below which it is as the first one in any case.
             point: the cache point in use.
-            kept: where what is made there is kept; None: nowhere.
+            writer: where what is made there is kept; None: nowhere.
             owner: who runs it, of those that :meth:`expect` was told of.
         """
         if task.parts:
-            begin = functools.partial(self._part, task, epoch, watch, shape=shape, point=point, kept=kept)
+            begin = functools.partial(self._part, task, epoch, watch, shape=shape, point=point, writer=writer)
             return PartsRun(begin, task.parts, skip)
         if skip and self._exact and not (task.is_sequence or task.is_tail):
             start = min(task.start + skip, task.stop - 1)
@@ -137,17 +137,19 @@ class Program:
             task,
             epoch,
             measures=self._totals.begin(),
-            crews=[OperatorThreads(None) for _ in self._crews] if one_by_one else self._crews,
+            operator_threads=[OperatorThreads(None) for _ in self._operator_threads]
+            if one_by_one
+            else self._operator_threads,
             leftovers=leftovers or {},
             watch=watch,
             owner=owner,
             reused=self._reused if shape.reused < 0 else {*self._reused, shape.reused},
             point=point,
-            kept=kept,
+            writer=writer,
         )
         return Run(running, self._running, self._totals, skip)
 
-    def _part(self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any) -> Run:
+    def _part(self, task: Task, epoch: int, watch: CrashProbe | None, piece: Piece, skip: int, **cached: Any) -> Run:
         """Start one of a task's pieces, without its first outputs; the run may give more than the piece."""
         index = task.index if piece.index < 0 else piece.index
         stop = piece.start + piece.last if self._exact else piece.stop
@@ -165,7 +167,12 @@ class Program:
         coming = list(tasks)
         nothing = [Measure() for _ in self.graph.nodes]
         seen = [
-            ((epoch, task.index), Outlook(self._task(task, epoch, measures=nothing, crews=self._crews), self._running))
+            (
+                (epoch, task.index),
+                Outlook(
+                    self._task(task, epoch, measures=nothing, operator_threads=self._operator_threads), self._running
+                ),
+            )
             for task, epoch in coming
         ]
         for number in self._far:
@@ -181,7 +188,7 @@ class Program:
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
             ahead = self._reads.get(number)
             flying = ahead.in_flight.level if ahead is not None else 0
-            threads = flying or self._crews[number].level
+            threads = flying or self._operator_threads[number].level
             found.append(NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
         return found
 
@@ -193,9 +200,9 @@ class Program:
     def threads(self) -> list[tuple[int, str, int, str]]:
         """List (node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""
         return [
-            (number, str(node), crew.tuning.settled, crew.tuning.reason)
-            for number, (node, crew) in enumerate(zip(self.graph.nodes, self._crews, strict=True))
-            if crew.tuning.reason
+            (number, str(node), operator.tuning.settled, operator.tuning.reason)
+            for number, (node, operator) in enumerate(zip(self.graph.nodes, self._operator_threads, strict=True))
+            if operator.tuning.reason
         ]
 
     def ended(self, task: Task, epoch: int, run: Run) -> bool:
@@ -256,7 +263,13 @@ class Program:
             return self._reads[number]
 
     def _task(
-        self, task: Task, epoch: int, *, measures: list[Measure], crews: list[OperatorThreads], **options: Any
+        self,
+        task: Task,
+        epoch: int,
+        *,
+        measures: list[Measure],
+        operator_threads: list[OperatorThreads],
+        **options: Any,
     ) -> RunningTask:
         return RunningTask(
             self._units,
@@ -266,7 +279,7 @@ class Program:
             budget=self.budget,
             measures=measures,
             sizers=self._sizers,
-            crews=crews,
+            operator_threads=operator_threads,
             sources=self._source,
             reads=self._ahead,
             nested=nested,

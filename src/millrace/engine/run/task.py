@@ -21,7 +21,7 @@ from millrace.engine.run.index_streams import Array, compact
 from millrace.engine.threads.operator_threads import OperatorThreads
 from millrace.engine.threads.ordered_map import in_order
 from millrace.engine.threads.prefetch import PrefetchThread
-from millrace.engine.user_code.crash_probe import Watch, WorkerEndedError
+from millrace.engine.user_code.crash_probe import CrashProbe, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
@@ -75,22 +75,22 @@ class RunningTask:
         budget: Budget,
         measures: list[Measure],
         sizers: Sequence[Sizer],
-        crews: Sequence[OperatorThreads],
+        operator_threads: Sequence[OperatorThreads],
         sources: Callable[[int], PositionSource | SequentialSource],
         reads: Callable[[int], ReadScheduler | None],
         nested: Callable[[Graph, int], Run],
         allocate: Allocate,
         leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
         owner: Hashable = None,
-        watch: Watch | None = None,
+        watch: CrashProbe | None = None,
         reused: Collection[int] = (),
         point: ActivePoint | None = None,
-        kept: CacheWriter | None = None,
+        writer: CacheWriter | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
-        self._reused, self._point, self._kept = reused, point, kept
+        self._reused, self._point, self._writer = reused, point, writer
         self.seed, self.epoch, self.orders = seed, epoch, EpochOrders(units, seed, epoch)
-        self.measures, self.crews = measures, crews
+        self.measures, self.operator_threads = measures, operator_threads
         self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
         self.allocate = allocate
         self.taken = dict(leftovers)
@@ -191,7 +191,7 @@ class RunningTask:
 
     def caching(self, number: int) -> tuple[ActivePoint | None, CacheWriter | None]:
         """Point and writer of node ``number``, if it is the point in use."""
-        return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
+        return (self._point, self._writer) if self._point is not None and self._point.number == number else (None, None)
 
 
 class NodeContext(Context):
@@ -235,8 +235,8 @@ class NodeContext(Context):
         task = self._task
         measure = task.measures[self._number]
         with task.sharing(self._number) as budget:
-            crew = task.crews[self._number]
-            yield from in_order(function, chunks, parallel, crew=crew, budget=budget, measure=measure)
+            operator = task.operator_threads[self._number]
+            yield from in_order(function, chunks, parallel, operator=operator, budget=budget, measure=measure)
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
         """Compute the chunks ahead on a thread."""

@@ -145,10 +145,10 @@ class ChunkCall(Generic[T]):
             self.done = True
             self._ended.release()
 
-    def wait(self, patience_s: float = -1) -> None:
-        """Wait until the call has ended, or for ``patience_s`` seconds; negative: without end."""
+    def wait(self, timeout_s: float = -1) -> None:
+        """Wait until the call has ended, or for ``timeout_s`` seconds; negative: without end."""
         # The garbage collector may end an abandoned iterator on any thread, so also on the one that makes this call.
-        if self._thread != threading.get_ident() and self._ended.acquire(timeout=patience_s):
+        if self._thread != threading.get_ident() and self._ended.acquire(timeout=timeout_s):
             self._ended.release()
 
     def result(self) -> T:

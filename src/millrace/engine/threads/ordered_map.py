@@ -28,7 +28,7 @@ def in_order(
     chunks: Iterator[Chunk],
     parallel: int,
     *,
-    crew: OperatorThreads,
+    operator: OperatorThreads,
     budget: Callable[[], int],
     measure: Measure,
 ) -> Iterator[T]:
@@ -41,12 +41,12 @@ def in_order(
         function: called with slices of the chunks.
         chunks: the input.
         parallel: calls at a time; AUTOTUNE for as many as pay.
-        crew: threads of the operator.
+        operator: threads of the operator.
         budget: bytes of results that may wait, as of now.
         measure: where the time goes.
     """
-    calls = _Calls(function, crew, budget, measure)
-    crew.join()
+    calls = _Calls(function, operator, budget, measure)
+    operator.join()
     failure: Exception | None = None
     try:
         while True:
@@ -59,7 +59,7 @@ def in_order(
                 break
             start = 0
             while start < len(chunk):
-                threads = crew.threads(parallel)
+                threads = operator.threads(parallel)
                 stop = min(len(chunk), start + calls.slice(threads))
                 part = chunk if stop - start == len(chunk) else chunk.slice(start, stop)
                 start = stop
@@ -76,8 +76,8 @@ def in_order(
         if failure is not None:
             raise failure
     finally:
-        crew.cancel(calls.waiting)
-        crew.leave()
+        operator.cancel(calls.waiting)
+        operator.leave()
         close(chunks)
 
 
@@ -85,9 +85,9 @@ class _Calls(Generic[T]):
     """Calls of one :func:`in_order`, and those of them that are under way."""
 
     def __init__(
-        self, function: Callable[[Chunk], T], crew: OperatorThreads, budget: Callable[[], int], measure: Measure
+        self, function: Callable[[Chunk], T], operator: OperatorThreads, budget: Callable[[], int], measure: Measure
     ) -> None:
-        self._function, self._crew = function, crew
+        self._function, self._operator = function, operator
         self._budget, self._measure = budget, measure
         self.waiting: deque[ChunkCall[T]] = deque()
         self._seen = (measure.elements, measure.bytes)
@@ -96,10 +96,10 @@ class _Calls(Generic[T]):
     def slice(self, threads: int) -> int:
         """Choose how many elements the next call takes."""
         self._look()
-        cost = self._crew.cost_s
+        cost = self._operator.cost_s
         if cost < 0:
             return 1
-        by_bytes = self._budget() / (2 * max(1, threads)) / max(self._crew.bytes, 1.0)
+        by_bytes = self._budget() / (2 * max(1, threads)) / max(self._operator.bytes, 1.0)
         by_time = _SLICE_S / max(cost, 1e-9) + 0.5
         return max(1, int(min(by_bytes, by_time)))
 
@@ -109,7 +109,7 @@ class _Calls(Generic[T]):
             return False
         if len(self.waiting) >= _WAITING * threads:
             return True
-        each = self._crew.bytes
+        each = self._operator.bytes
         held = sum([call.size if call.done else call.elements * each for call in self.waiting])
         return held + count * each > self._budget()
 
@@ -118,29 +118,29 @@ class _Calls(Generic[T]):
         began, cpu = clock(), time.thread_time()
         result = self._function(part)
         seconds = clock() - began
-        self._crew.learn(len(part), seconds, time.thread_time() - cpu, seconds, None)
+        self._operator.learn(len(part), seconds, time.thread_time() - cpu, seconds, None)
         return result
 
     def submit(self, part: Chunk, threads: int) -> None:
         """Have the call made on a thread; while this one waits, it is one of ``threads``."""
         call = ChunkCall(self._function, part)
         self.waiting.append(call)
-        self._helps = threads > 1 and self._crew.cost_s < _HELP_S
-        self._crew.submit(call, threads - self._helps, helped=self._helps)
+        self._helps = threads > 1 and self._operator.cost_s < _HELP_S
+        self._operator.submit(call, threads - self._helps, helped=self._helps)
 
     def finish(self) -> T:
         """Take the result of the earliest call under way."""
         call = self.waiting[0]
         began, cpu = clock(), time.thread_time()
         if self._helps:
-            self._crew.help(call)
+            self._operator.help(call)
         result = call.result()
         waited_s = clock() - began
         self._measure.threads_cpu_s += call.cpu_s - (time.thread_time() - cpu)
         self.waiting.popleft()
         self._measure.idle_s += waited_s
         self._measure.threads_s += call.seconds
-        self._crew.learn(call.elements, call.seconds, call.cpu_s, waited_s, call.size)
+        self._operator.learn(call.elements, call.seconds, call.cpu_s, waited_s, call.size)
         return result
 
     def _look(self) -> None:
@@ -148,4 +148,4 @@ class _Calls(Generic[T]):
         elements, size = self._measure.elements - self._seen[0], self._measure.bytes - self._seen[1]
         if elements > 0:
             self._seen = (self._measure.elements, self._measure.bytes)
-            self._crew.weigh(size / elements)
+            self._operator.weigh(size / elements)

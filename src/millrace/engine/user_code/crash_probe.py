@@ -35,7 +35,7 @@ class WorkerEndedError(Exception):
         )
 
 
-class Watch:
+class CrashProbe:
     """Watch over one run: what it must not touch, and whom it tells where it is.
 
     Args:

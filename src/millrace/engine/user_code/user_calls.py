@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
-from millrace.engine.user_code.crash_probe import RunStoppedError, Watch, WorkerEndedError
+from millrace.engine.user_code.crash_probe import CrashProbe, RunStoppedError, WorkerEndedError
 from millrace.errors import ElementError, MillraceError
 from millrace.graph.nodes import Opaque
 from millrace.planning.random_keys import derive, states
@@ -34,13 +33,14 @@ class Calls:
         keys: Sequence[int],
         on_error: Opaque | str | None,
         describe: Callable[[Origin, int], str],
-        watch: Watch | None = None,
+        watch: CrashProbe | None = None,
+        skips: list[int] | None = None,
     ) -> None:
         self._seed, self._epoch, self._keys = seed, epoch, keys
         self._on_error = on_error
         self._describe = describe
         self._watch = watch
-        self._skips: list[int] = []
+        self._skips = [] if skips is None else skips
 
     @property
     def skipped(self) -> int:
@@ -49,9 +49,7 @@ class Calls:
 
     def of_epoch(self, epoch: int, describe: Callable[[Origin, int], str]) -> Calls:
         """Return the same task's calls with the random numbers of another epoch."""
-        calls = copy.copy(self)
-        calls.__dict__.update(_epoch=epoch, _describe=describe)
-        return calls
+        return Calls(self._seed, epoch, self._keys, self._on_error, describe, self._watch, self._skips)
 
     def call(
         self, node: int, label: str, function: Opaque, chunk: Chunk
@@ -97,7 +95,7 @@ class Calls:
         return [index for index in range(count) if index not in gone], results, None
 
     def _watched(
-        self, watch: Watch, node: int, label: str, origin: Origin, function: Callable[..., Any]
+        self, watch: CrashProbe, node: int, label: str, origin: Origin, function: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Wrap ``function`` to take the element's position as one more argument."""
 

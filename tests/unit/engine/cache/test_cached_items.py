@@ -41,7 +41,7 @@ def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Poin
 
     def caching_run(*arguments: Any, **options: Any) -> Any:
         kept.append(CacheWriter(store, POINT, room))
-        return run(*arguments, **{**options, "shape": shape}, point=point, kept=kept[-1])
+        return run(*arguments, **{**options, "shape": shape}, point=point, writer=kept[-1])
 
     made.run = caching_run
     return catalog, kept, number

@@ -42,7 +42,7 @@ def spread(function: Any, elements: list[Any], pool: ThreadPool | None, budget: 
 
     size, parallel = options.get("size", 4), options.get("parallel", AUTOTUNE)
     found = in_order(
-        apply, chunks(elements, size), parallel, crew=OperatorThreads(pool), budget=lambda: budget, measure=measure
+        apply, chunks(elements, size), parallel, operator=OperatorThreads(pool), budget=lambda: budget, measure=measure
     )
     return measured(found, measure, 1 << 60, lambda *_: AssertionError())
 
@@ -252,7 +252,7 @@ def test_a_pool_may_be_closed_by_one_of_its_threads():
 
 def test_tasks_share_the_threads_of_an_operator():
     made = ThreadPool(2)
-    crew = OperatorThreads(made)
+    operator = OperatorThreads(made)
     three, go, lock, now = threading.Event(), threading.Event(), threading.Lock(), [0, 0]
 
     def work(chunk: Chunk) -> Chunk:
@@ -268,7 +268,7 @@ def test_tasks_share_the_threads_of_an_operator():
 
     calls = [ChunkCall(work, chunk) for chunk in chunks(list(range(80)))]
     for call in calls:
-        crew.submit(call, 3)
+        operator.submit(call, 3)
     assert three.wait(timeout=20)
     go.set()
     assert [call.result().elements[0] for call in calls] == list(range(0, 80, 4))
@@ -278,7 +278,7 @@ def test_tasks_share_the_threads_of_an_operator():
 
 def test_another_task_goes_on_when_one_is_abandoned():
     made = ThreadPool(2)
-    crew = OperatorThreads(made)
+    operator = OperatorThreads(made)
     begun, go, seen = threading.Event(), threading.Event(), []
 
     def work(chunk: Chunk) -> Chunk:
@@ -289,10 +289,10 @@ def test_another_task_goes_on_when_one_is_abandoned():
 
     calls = [ChunkCall(work, chunk) for chunk in chunks(list(range(5)), 1)]
     for call in calls:
-        crew.submit(call, 1)
+        operator.submit(call, 1)
     assert begun.wait(timeout=20)
     go.set()
-    crew.cancel(deque(calls[1:3]))
+    operator.cancel(deque(calls[1:3]))
     calls[4].wait()
     made.close()
     assert {0, 3, 4} <= set(seen)
@@ -301,14 +301,14 @@ def test_another_task_goes_on_when_one_is_abandoned():
 
 def test_what_was_learnt_in_one_task_is_known_in_the_next(monkeypatch, pool):
     monkeypatch.setattr(spreads, "_HELP_S", 0.0)
-    crew, threads = OperatorThreads(pool), []
+    operator, threads = OperatorThreads(pool), []
 
     def note(chunk: Chunk) -> Chunk:
         threads.append(threading.current_thread().name.split("_")[0])
         return chunk
 
     for _ in range(2):
-        list(in_order(note, chunks([1, 2, 3], 1), 2, crew=crew, budget=lambda: 1 << 20, measure=Measure()))
+        list(in_order(note, chunks([1, 2, 3], 1), 2, operator=operator, budget=lambda: 1 << 20, measure=Measure()))
     assert threads == [threading.current_thread().name, *["millrace-map"] * 5]
 
 
@@ -316,35 +316,35 @@ def test_an_operator_settles_on_its_threads_and_says_why(monkeypatch, pool):
     dataset = Dataset.range(4).map(abs)
     program = Program(dataset.__pipeline__().graph, list_sources(dataset.__pipeline__().graph), seed=0, threads=2)
     number = program.graph.id_of(program.graph.root)
-    crew, now = program._crews[number], 0.0
+    operator, now = program._operator_threads[number], 0.0
     monkeypatch.setattr(pools, "clock", lambda: now)
-    crew.join()
-    crew.learn(1, 0.004, 0.004, 0.004, 8)
-    assert crew.threads(AUTOTUNE) == 2
+    operator.join()
+    operator.learn(1, 0.004, 0.004, 0.004, 8)
+    assert operator.threads(AUTOTUNE) == 2
     assert program.threads() == []
     for _ in range(1000):
-        level = crew.threads(AUTOTUNE)
+        level = operator.threads(AUTOTUNE)
         now += 0.004  # for each element, whatever the number of threads: they take turns
-        crew.learn(1, 0.004 * max(1, level), 0.004, 0.004, 8)
-    crew.leave()
+        operator.learn(1, 0.004 * max(1, level), 0.004, 0.004, 8)
+    operator.leave()
     ((found, label, threads, why),) = program.threads()
     assert (found, label, threads) == (number, "map(abs)", 0)
     assert "holds the GIL" in why
 
 
 def test_time_without_a_task_is_not_counted(monkeypatch, pool):
-    crew, now = OperatorThreads(pool), 0.0
+    operator, now = OperatorThreads(pool), 0.0
     monkeypatch.setattr(pools, "clock", lambda: now)
-    crew.cost_s = 0.0
-    crew.threads(AUTOTUNE)
+    operator.cost_s = 0.0
+    operator.threads(AUTOTUNE)
     for _ in range(3):
-        crew.join()
+        operator.join()
         now += 0.01
-        crew.learn(5, 0.01, 0.01, 0.01, 8)
-        crew.leave()
+        operator.learn(5, 0.01, 0.01, 0.01, 8)
+        operator.leave()
         now += 1000.0
-    assert crew._window.elements == 15
-    assert crew._window.seconds == pytest.approx(0.03)
+    assert operator._window.elements == 15
+    assert operator._window.seconds == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, ValueError])
@@ -360,13 +360,13 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
 
     def under_way() -> Generator[None, None, None]:
         call = ChunkCall(stuck, next(chunks([2], 1)))
-        crew.submit(call, 1)
+        operator.submit(call, 1)
         try:
             yield
         finally:
             if ended is not KeyboardInterrupt:
                 go.set()
-            crew.cancel(deque([call]))
+            operator.cancel(deque([call]))
 
     def outer() -> Generator[None, None, None]:
         inner = under_way()
@@ -375,7 +375,7 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
         finally:
             inner.close()
 
-    crew, made = OperatorThreads(pool), outer()
+    operator, made = OperatorThreads(pool), outer()
     next(made)
     begun.wait(timeout=20)
     with pytest.raises(ended, match="stop"):
@@ -388,17 +388,17 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
 
 
 def test_what_takes_long_is_handed_on_one_by_one_though_nobody_knew_that_when_the_chunk_was_made():
-    crew, sizes = OperatorThreads(None), []
+    operator, sizes = OperatorThreads(None), []
 
     def note(chunk: Chunk) -> Chunk:
         sizes.append(len(chunk))
         return chunk
 
-    found = in_order(note, chunks(list(range(16)), 16), 1, crew=crew, budget=lambda: 1 << 20, measure=Measure())
+    found = in_order(note, chunks(list(range(16)), 16), 1, operator=operator, budget=lambda: 1 << 20, measure=Measure())
     next(found)
-    crew.cost_s = 0.5
+    operator.cost_s = 0.5
     assert len(next(found)) == 1
-    crew.cost_s = 1e-6
+    operator.cost_s = 1e-6
     assert len(next(found)) == 14
     assert sizes == [1, 1, 14]
 

@@ -13,7 +13,7 @@ from millrace import ElementError, SourceError
 from millrace.dataset import Dataset
 from millrace.engine.run import local_epoch
 from millrace.engine.run.program import Program
-from millrace.engine.user_code.crash_probe import RunStoppedError, Watch
+from millrace.engine.user_code.crash_probe import CrashProbe, RunStoppedError
 
 
 def run(dataset: Dataset, watches: Any, tasks: int = 4, seed: int = 3) -> list[Any]:
@@ -38,7 +38,7 @@ def run(dataset: Dataset, watches: Any, tasks: int = 4, seed: int = 3) -> list[A
 def test_care_changes_nothing_that_comes_out(runs, data):
     dataset = pipeline(data.draw, runs).dataset
     said: list[Any] = []
-    careful = run(dataset, lambda: Watch([], lambda place, where: said.append((place, where))))
+    careful = run(dataset, lambda: CrashProbe([], lambda place, where: said.append((place, where))))
     assert repr(careful) == repr(run(dataset, lambda: None))
     assert all((place == ()) == (number % 2 == 1) for number, (place, _) in enumerate(said))
     assert len({place for place, _ in said}) - 1 <= len(said) / 2
@@ -50,7 +50,7 @@ def square(number: int) -> int:
 
 def places(dataset: Dataset) -> dict[str, Any]:
     said: dict[str, Any] = {}
-    run(dataset, lambda: Watch([], lambda place, where: said.setdefault(where, place)))
+    run(dataset, lambda: CrashProbe([], lambda place, where: said.setdefault(where, place)))
     return said
 
 
@@ -61,7 +61,7 @@ def test_what_may_not_be_touched_counts_as_failed(care):
     announce = (lambda place, where: None) if care else None
 
     def found(**options: Any) -> list[Any]:
-        return sorted(run(dataset.with_options(**options), lambda: Watch([poison], announce)))
+        return sorted(run(dataset.with_options(**options), lambda: CrashProbe([poison], announce)))
 
     assert found(on_error="skip") == [n * n for n in range(20) if n != 7]
     assert found(on_error=lambda error: -1) == sorted([-1, *(n * n for n in range(20) if n != 7)])
@@ -80,10 +80,10 @@ def several(number: int) -> list[int]:
 def test_what_was_given_before_the_end_of_a_worker_stays(care):
     dataset = Dataset.range(4).flat_map(several)
     said: list[Any] = []
-    run(dataset, lambda: Watch([], lambda place, where: said.append(place)), tasks=1)
+    run(dataset, lambda: CrashProbe([], lambda place, where: said.append(place)), tasks=1)
     # Of item 1: the function itself, then asking for each of its elements.
     third = [place for place in said if place[:1] == (1,) and place[4] == 1][3]
-    watch = Watch([third], (lambda place, where: None) if care else None)
+    watch = CrashProbe([third], (lambda place, where: None) if care else None)
     assert run(dataset.with_options(on_error="skip"), lambda: watch, tasks=1) == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
@@ -92,7 +92,7 @@ def test_data_that_end_workers_are_never_skipped(patterns):
     dataset = Dataset.from_tfrecords(patterns).with_options(on_error="skip")
     [(where, place)] = [(where, place) for where, place in places(dataset).items() if "part-1" in where][:1]
     with pytest.raises(SourceError, match=r"^reading part-1, record \d+ failed: the process of every worker"):
-        run(dataset, lambda: Watch([place], None))
+        run(dataset, lambda: CrashProbe([place], None))
     assert where.startswith("reading part-1")
 
 
@@ -102,7 +102,7 @@ def test_files_are_named(tmp_path):
     dataset = Dataset.from_files(f"{tmp_path}/*.bin")
     found = places(dataset)
     with pytest.raises(SourceError, match=r"^reading .*/1\.bin failed"):
-        run(dataset, lambda: Watch([found[f"reading {tmp_path}/1.bin"]], None))
+        run(dataset, lambda: CrashProbe([found[f"reading {tmp_path}/1.bin"]], None))
 
 
 def test_a_run_that_is_to_stop_is_no_failure_of_an_element():
@@ -110,4 +110,4 @@ def test_a_run_that_is_to_stop_is_no_failure_of_an_element():
         raise RunStoppedError
 
     with pytest.raises(RunStoppedError):
-        run(Dataset.range(5).map(square).with_options(on_error="skip"), lambda: Watch([], announce))
+        run(Dataset.range(5).map(square).with_options(on_error="skip"), lambda: CrashProbe([], announce))
