@@ -191,27 +191,7 @@ class Dataset(Operators, Viewable):
             ShippingError: a function or object cannot travel, with the name of what holds it back.
             PipelineError: choices that contradict each other.
         """
-        chosen: dict[str, Any] = {
-            "job_name": job_name,
-            "sharding": sharding,
-            "visitation": visitation,
-            "deterministic": deterministic,
-            "num_consumers": num_consumers,
-            "equal_steps": equal_steps,
-            "consumer_index": consumer_index,
-            "sharing": sharing,
-            "workers": workers,
-            "target_workers": target_workers,
-            "local_workers": local_workers,
-            "accelerators": accelerators,
-            "tasks": tasks,
-            "compression": compression,
-            "seed": seed,
-            "priority": priority,
-            "tenant": tenant,
-            "untrusted_cache": untrusted_cache,
-            "progress": progress,
-        }
+        chosen = {name: value for name, value in locals().items() if name not in {"self", "service", "token"}}
         made = validation.written(type(self).distribute, service, **chosen)
         return DistributedDataset(ServedPipeline(self._source, service, token=token, made=made, **chosen))
 

@@ -315,7 +315,7 @@ def options(
     num_threads: int | None,
     chosen: int | None,
     rewrites: bool | None,
-    reads_in_flight: int | None,
+    reads: int | None,
 ) -> dict[str, Any]:
     """Parameters of ``with_options``; ``chosen`` is its ``seed``."""
     label = "with_options"
@@ -326,16 +326,8 @@ def options(
         "num_threads": None if num_threads is None else positive(label, "num_threads", num_threads),
         "seed": seed(label, chosen),
         "rewrites": None if rewrites is None else bool(rewrites),
-        "reads_in_flight": None if reads_in_flight is None else _reads(label, reads_in_flight),
+        "reads_in_flight": None if reads is None else positive(label, "reads_in_flight", reads, MOST_CHOSEN),
     }
-
-
-def _reads(label: str, value: Any) -> int:
-    """``reads_in_flight``: each of them takes a thread and a connection."""
-    count = positive(label, "reads_in_flight", value)
-    if count > MOST_CHOSEN:
-        raise PipelineError(f"{label}: reads_in_flight must be at most {MOST_CHOSEN}, not {count}")
-    return count
 
 
 def error_handler(operator: str, value: Any) -> Opaque | str | None:
