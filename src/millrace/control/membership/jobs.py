@@ -50,20 +50,8 @@ from millrace.control.tasks.unread import said as said_of
 from millrace.errors import MillraceError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import name_of
+from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
-from millrace.protocol.messages import (
-    BeginEpoch,
-    CloseJob,
-    ConsumerReport,
-    Failure,
-    JobFailed,
-    JobJoined,
-    JoinJob,
-    Notice,
-    OpenJob,
-    SourcesListed,
-    TaskProgress,
-)
 
 LEFT = "left"
 """Why a consumer has gone that closed its session."""
@@ -114,15 +102,15 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     epoch, heartbeat_s = job.consumers[number].epoch, tx.state.settings.heartbeat_s
     waits = job.first is None
     states = name_of(job.states.values()) if first and job.states else ""
-    joined = JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states)
+    joined = msg.JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states)
     tx.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(tx.state, tx.now)))
     if said:
-        tx.to_consumer(job, number, Notice(said))
+        tx.to_consumer(job, number, msg.Notice(said))
     if known is not None and known.client == message.client:
         send_epoch(tx, job, number)
 
 
-def _job_there(tx: Transaction, spec: JobSpec, message: JoinJob) -> tuple[Job | None, str]:
+def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob) -> tuple[Job | None, str]:
     """Find the job that a client joins (None if it begins one, be it in another's place), and what to tell it."""
     job = tx.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
@@ -145,7 +133,7 @@ def _job_there(tx: Transaction, spec: JobSpec, message: JoinJob) -> tuple[Job | 
     return job, ""
 
 
-def _goes_on(tx: Transaction, job: Job, number: int, message: JoinJob) -> tuple[int, Consumer | None]:
+def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tuple[int, Consumer | None]:
     """Find the last epoch begun at the place that a client takes, and whose reading breaks off with that, if so."""
     known = job.consumers.get(number)
     if known is None:
@@ -182,13 +170,13 @@ def _replaced(tx: Transaction, job: Job, consumer: int, lost: Consumer) -> str:
     )
 
 
-def refuse(tx: Transaction, client: str, failure: Failure) -> None:
+def refuse(tx: Transaction, client: str, failure: msg.Failure) -> None:
     """End a client's session with an error."""
-    tx.act(SendToClient(client, JobFailed(failure)))
+    tx.act(SendToClient(client, msg.JobFailed(failure)))
     tx.act(CloseClient(client, failure))
 
 
-def begin_anew(tx: Transaction, job: Job, message: JoinJob) -> None:
+def begin_anew(tx: Transaction, job: Job, message: msg.JoinJob) -> None:
     """Go on from saved states: whatever the job has become since is void, and who reads it is told so."""
     failure = void(job, message)
     for place in job.consumers.values():
@@ -197,13 +185,13 @@ def begin_anew(tx: Transaction, job: Job, message: JoinJob) -> None:
     remove_job(tx, job, "it was begun anew from saved states")
 
 
-def begin_epoch(tx: Transaction, job: Job, consumer: int, message: BeginEpoch) -> None:
+def begin_epoch(tx: Transaction, job: Job, consumer: int, message: msg.BeginEpoch) -> None:
     """Let a consumer read an epoch; what it had not read of earlier ones is dropped."""
     place = job.consumers[consumer]
     number = place.epoch + 1 if message.epoch is None else message.epoch
     if number < place.epoch:
         text = f"consumer {consumer} of job {job.name!r} is at epoch {place.epoch} and cannot go back to {number}"
-        tx.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
+        tx.to_consumer(job, consumer, msg.JobFailed(msg.Failure("PipelineError", text)))
         return
     if number > place.epoch:
         first = number > job.newest
@@ -224,7 +212,7 @@ def begin_epoch(tx: Transaction, job: Job, consumer: int, message: BeginEpoch) -
     send_epoch(tx, job, consumer)
 
 
-def refused_report(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> bool:
+def refused_report(tx: Transaction, job: Job, consumer: int, message: msg.ConsumerReport) -> bool:
     """Whether a report is of an epoch that nobody can read yet: it counts for nothing, and its sender is told.
 
     That of the next one may come before the word that it begins.
@@ -235,16 +223,16 @@ def refused_report(tx: Transaction, job: Job, consumer: int, message: ConsumerRe
     text = f"consumer {consumer} of job {job.name!r} reports about epoch {message.epoch}, and the job has begun "
     begun = f"epoch {last} at most" if last >= 0 else "none"
     if message.batches or message.tasks:  # else it is about to begin it
-        tx.to_consumer(job, consumer, Notice(f"{text}{begun}: the report does not count"))
+        tx.to_consumer(job, consumer, msg.Notice(f"{text}{begun}: the report does not count"))
     return True
 
 
-def progressed(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
+def progressed(tx: Transaction, job: Job, consumer: int, message: msg.ConsumerReport) -> None:
     """Note what a consumer says that it has."""
     epoch = job.epochs.get(message.epoch)
     if epoch is None:
         return
-    news: list[TaskProgress] = []
+    news: list[msg.TaskProgress] = []
     for progress in message.tasks:
         live = epoch.live.get(progress.task)
         known = live.readers.get(consumer) if live is not None else None
@@ -262,7 +250,7 @@ def progressed(tx: Transaction, job: Job, consumer: int, message: ConsumerReport
     tell_steps(tx, job, message.epoch)
 
 
-def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None:
+def sources_listed(tx: Transaction, worker: str, message: msg.SourcesListed) -> None:
     """Plan a job whose sources are known."""
     job = tx.state.jobs.get(message.job)
     if job is None or job.lister != worker or message.generation not in (None, job.generation):
@@ -270,14 +258,14 @@ def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None
     try:
         plan = tx.state.make_plan(job.spec, job.seed, message.tables, ranks=job.spec.ranks)
     except MillraceError as error:
-        fail_job(tx, job, Failure(type(error).__name__, str(error)))
+        fail_job(tx, job, msg.Failure(type(error).__name__, str(error)))
         return
     if plan.length is None and job.spec.sharding in {"custom", "static_contiguous"}:
         text = "a sharding function is asked about every task"
         if job.spec.sharding == "static_contiguous":
             text = "ShardingPolicy.STATIC_CONTIGUOUS cuts all tasks into as many parts as there are workers"
         text += ", and this dataset has no end; add take(n), or name another policy"
-        fail_job(tx, job, Failure("PipelineError", text))
+        fail_job(tx, job, msg.Failure("PipelineError", text))
         return
     tx.emit(
         TableRecorded(
@@ -301,21 +289,22 @@ def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None
             tx.to_worker(other.id, open_message(job))
     for consumer, place in job.consumers.items():
         for text in plan.warnings:
-            tx.to_consumer(job, consumer, Notice(text))
+            tx.to_consumer(job, consumer, msg.Notice(text))
         if job.first is not None and place.epoch >= job.first:
             open_epoch(tx, job, place.epoch)
             send_epoch(tx, job, consumer)
 
 
-def _refused_cache(tx: Transaction, job: Job) -> Failure | None:
+def _refused_cache(tx: Transaction, job: Job) -> msg.Failure | None:
     """Refuse to make again what others keep and the job may not read (Cachew 7)."""
     kept = cache_mode.withheld(tx.state, job) if job.spec.untrusted_cache == "refuse" else ""
-    return Failure("AccessDeniedError", f'{kept}; with untrusted_cache="recompute" it is made again') if kept else None
+    text = f'{kept}; with untrusted_cache="recompute" it is made again'
+    return msg.Failure("AccessDeniedError", text) if kept else None
 
 
-def open_message(job: Job) -> OpenJob:
+def open_message(job: Job) -> msg.OpenJob:
     """Message with what a worker needs to run the job's tasks."""
-    return OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
+    return msg.OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
 
 
 def consumer_lost(tx: Transaction, job: Job, consumer: int) -> None:
@@ -357,10 +346,10 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
         tx.emit(JobKept(job.name, tx.now))
 
 
-def fail_job(tx: Transaction, job: Job, failure: Failure) -> None:
+def fail_job(tx: Transaction, job: Job, failure: msg.Failure) -> None:
     """End the job because of ``failure``; the others go on."""
     tx.emit(JobBroke(job.name, failure))
-    tx.to_all(job, JobFailed(failure))
+    tx.to_all(job, msg.JobFailed(failure))
     close_everywhere(tx, job.name)
 
 
@@ -378,7 +367,7 @@ def close_everywhere(tx: Transaction, name: str) -> None:
     """Have all workers drop what belongs to the job."""
     for worker in tx.state.workers.values():
         if name in worker.open:
-            tx.to_worker(worker.id, CloseJob(name))
+            tx.to_worker(worker.id, msg.CloseJob(name))
             tx.emit(WorkerDismissed(worker.id, name))
 
 

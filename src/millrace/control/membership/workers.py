@@ -23,29 +23,19 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import discard_outputs, finished, leased_by, on_lease_unknown, on_worker_lost
-from millrace.protocol.messages import (
-    ChooseSharding,
-    CloseJob,
-    Failure,
-    ListSources,
-    StopWorker,
-    TaskFinished,
-    WorkerHello,
-    WorkerLeaving,
-    WorkerWelcome,
-)
+from millrace.protocol import messages as msg
 
 MISSED_HEARTBEATS = 2
 """A worker is lost when so many reports in a row did not come."""
 
 
-def hello(tx: Transaction, message: WorkerHello) -> None:
+def hello(tx: Transaction, message: msg.WorkerHello) -> None:
     """Register a worker, or compare what one that is back holds with what it should."""
     settings = tx.state.settings
     who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
     differ = versions_differ(settings, who, message.version, message.python)
     if differ:
-        tx.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
+        tx.act(CloseWorker(message.worker, msg.Failure("VersionMismatchError", differ)))
         return
     older = testimony.of_worker(tx.state, message)
     if older:
@@ -62,12 +52,12 @@ def hello(tx: Transaction, message: WorkerHello) -> None:
     worker = tx.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(tx.state, message.worker, entry.ref, lease) is None]
-    welcome = WorkerWelcome(
+    welcome = msg.WorkerWelcome(
         settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, testimony.told(tx.state)
     )
     tx.to_worker(worker.id, welcome)
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
-        tx.to_worker(worker.id, CloseJob(name))
+        tx.to_worker(worker.id, msg.CloseJob(name))
     if known is None:
         cache_mode.have_measured(tx)
         return
@@ -81,7 +71,7 @@ def hello(tx: Transaction, message: WorkerHello) -> None:
             on_lease_unknown(tx, job, number, task, f"worker {worker.id} came back without it")
         elif entry_or_none.finished:
             entry = entry_or_none
-            told = TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
+            told = msg.TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
             finished(tx, worker.id, told)
         discard_outputs(tx, job, number, task)
     _ask_again(tx, worker)
@@ -90,14 +80,14 @@ def hello(tx: Transaction, message: WorkerHello) -> None:
 def _ask_again(tx: Transaction, worker: Worker) -> None:
     """Repeat what a worker was told before its session broke, and may not have heard."""
     if worker.released:
-        tx.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
+        tx.to_worker(worker.id, msg.StopWorker("nothing of it is needed any more"))
     for job in tx.state.jobs.values():
         if job.lister == worker.id:
-            tx.to_worker(worker.id, ListSources(job.name))
+            tx.to_worker(worker.id, msg.ListSources(job.name))
         for number, epoch in job.epochs.items():
             length = job.tasks_of(epoch)
             if epoch.chooser == worker.id and length is not None:
-                tx.to_worker(worker.id, ChooseSharding(job.name, number, length, epoch.candidates))
+                tx.to_worker(worker.id, msg.ChooseSharding(job.name, number, length, epoch.candidates))
 
 
 def started(tx: Transaction, address: str, drawn: str) -> None:
@@ -135,7 +125,7 @@ def lost(tx: Transaction, worker: Worker, reason: str) -> None:
     _hand_over(tx, worker.id)
 
 
-def leaving(tx: Transaction, name: str, message: WorkerLeaving) -> None:
+def leaving(tx: Transaction, name: str, message: msg.WorkerLeaving) -> None:
     """Let a worker leave in good order that wants to."""
     worker = tx.state.workers[name]
     if not worker.draining:  # who comes back says so again, and has no more time for that
@@ -210,7 +200,7 @@ def _give_up(tx: Transaction, worker: Worker, reason: str) -> None:
     first, that or its silence, must not leave it running in somebody's place. One that lives hears of it, if nobody can
     end it, by the end of its session, or when it comes back.
     """
-    tx.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
+    tx.act(CloseWorker(worker.id, msg.Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
     tx.act(StopWorkers([worker.id], reason))
     lost(tx, worker, reason)
 
@@ -220,4 +210,4 @@ def release_drained(tx: Transaction) -> None:
     for worker in tx.state.index.serving.draining:
         if not (worker.unfinished or worker.kept or worker.lost_at is not None):
             tx.emit(WorkerReleased(worker.id))
-            tx.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
+            tx.to_worker(worker.id, msg.StopWorker("nothing of it is needed any more"))

@@ -22,17 +22,7 @@ from millrace.control.tasks.task_queue import (
 from millrace.control.tasks.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge, parts_of
 from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
-from millrace.protocol.messages import (
-    EpochBegun,
-    EpochEnds,
-    ForgetTasks,
-    ReadTasks,
-    Resumed,
-    RevokeTask,
-    StepsReady,
-    TaskRead,
-    TaskRef,
-)
+from millrace.protocol import messages as msg
 
 
 def open_epoch(tx: Transaction, job: Job, number: int) -> None:
@@ -88,7 +78,7 @@ def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
 def send_resumed(tx: Transaction, job: Job, consumer: int) -> None:
     """Tell a consumer which epoch the states of all lead to, if they are known."""
     if job.first is not None:
-        tx.to_consumer(job, consumer, Resumed(job.first))
+        tx.to_consumer(job, consumer, msg.Resumed(job.first))
 
 
 def open_next(tx: Transaction, job: Job) -> None:
@@ -132,7 +122,7 @@ def send_ends(tx: Transaction, job: Job, number: int, consumer: int, unread: dic
     if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, slot):
         if number not in unread:
             unread[number] = told(tx.state, tx.observed, job, number, tx.now)
-        tx.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
+        tx.to_consumer(job, consumer, msg.EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
 
 
 def tell_absence(tx: Transaction, job: Job, whose: int | None = None) -> None:
@@ -156,7 +146,7 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
     shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
     parts = parts_of(job.states.values(), number) if number == job.first else []
-    begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
+    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
     _tell_reads(tx, job, number, consumer, sorted(epoch.unread_by(consumer, job.slot_of(consumer))))
@@ -190,10 +180,10 @@ def _tell_reads(tx: Transaction, job: Job, number: int, consumer: int, tasks: li
         worker = tx.state.workers.get(live.worker)
         if worker is not None and (end is None or task < end):
             start = live.readers[consumer].start
-            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.pinned_job)))
+            reads.append(msg.TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.pinned_job)))
             alone += alone_at(tx.state, job, number, task)
     if reads:
-        tx.to_consumer(job, consumer, ReadTasks(number, reads, alone))
+        tx.to_consumer(job, consumer, msg.ReadTasks(number, reads, alone))
 
 
 def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = None, *, anew: bool = False) -> None:
@@ -213,11 +203,11 @@ def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = No
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))
-    before = tx.observed.steps.get((job.name, number), StepsReady(number, 0))
+    before = tx.observed.steps.get((job.name, number), msg.StepsReady(number, 0))
     if not more and job.epochs[number].steps < 0:  # who ends there may be gone when others hear of it
         tx.emit(StepsEnded(job.name, number, steps))
     ended = job.epochs[number].steps
-    ready = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
+    ready = msg.StepsReady(number, steps) if ended < 0 else msg.StepsReady(number, ended, last=True)
     if consumer is None and ready == before and not anew:
         return
     if consumer is None:
@@ -245,5 +235,5 @@ def close_epochs(tx: Transaction, job: Job) -> None:
 def tell_void(tx: Transaction, job: Job, epoch: int, task: int, live: TaskState) -> None:
     """Have the worker of a task, if it has one, drop what it has of it."""
     if live.worker:
-        ref = TaskRef(job.name, epoch, task)
-        tx.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))
+        ref = msg.TaskRef(job.name, epoch, task)
+        tx.to_worker(live.worker, msg.ForgetTasks([ref]) if live.finished else msg.RevokeTask(ref, live.lease))

@@ -21,17 +21,7 @@ from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, te
 from millrace.control.tasks.slots import gone, readers_of, round_robin, stride
 from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
 from millrace.planning.endless_repeats import has_whole_pass
-from millrace.protocol.messages import (
-    ForgetTasks,
-    LeaseTask,
-    LeftoversLost,
-    OutputsReceived,
-    ProbeAck,
-    ProbeReport,
-    TaskFinished,
-    TaskRef,
-    TaskReturned,
-)
+from millrace.protocol import messages as msg
 
 
 def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate) -> None:
@@ -73,8 +63,8 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
     planned = tx.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
     tx.to_worker(
         worker.id,
-        LeaseTask(
-            TaskRef(job.name, found.epoch, found.task),
+        msg.LeaseTask(
+            msg.TaskRef(job.name, found.epoch, found.task),
             lease_id,
             slot,
             received=-1 if live.complete else live.received,
@@ -153,7 +143,7 @@ def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     """If the task is only kept for what it leaves over: its worker's buffer is not to wait for readers."""
     live = job.epochs[epoch].live.get(task)
     if live is not None and live.worker and live.complete:
-        tx.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
+        tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)]))
 
 
 def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
@@ -207,7 +197,7 @@ def settle(tx: Transaction, job: Job, number: int, task: int) -> None:
     if parent >= 0 and not live.freed and (not live.finished or live.phase.leftovers):
         return
     if live.worker:
-        tx.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
+        tx.to_worker(live.worker, msg.ForgetTasks([msg.TaskRef(job.name, number, task)]))
     _over(tx, job, number, task, dropped=False)
 
 
@@ -226,7 +216,7 @@ def _over(tx: Transaction, job: Job, number: int, task: int, *, dropped: bool) -
 # -- what workers say about leases -------------------------------------------------------------------------------------
 
 
-def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, TaskState] | None:
+def leased_by(state: State, worker: str, ref: msg.TaskRef, number: int) -> tuple[Job, TaskState] | None:
     """Find the job and the task of a lease that is in force; None if it has become void."""
     job = state.jobs.get(ref.job)
     epoch = job.epochs.get(ref.epoch) if job is not None else None
@@ -236,7 +226,7 @@ def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job
     return job, live
 
 
-def finished(tx: Transaction, worker: str, message: TaskFinished) -> None:
+def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
     """Note that a task ran to its end."""
     job_progress.computed(tx, message)  # also if its readers had all of it before, so that nobody waits for this
     found = leased_by(tx.state, worker, message.ref, message.lease)
@@ -270,20 +260,20 @@ def _end_if_empty(tx: Transaction, job: Job, number: int) -> None:
         settle_epoch(tx, job, number)
 
 
-def answer_probe(tx: Transaction, worker: str, message: ProbeReport) -> None:
+def answer_probe(tx: Transaction, worker: str, message: msg.ProbeReport) -> None:
     """Let a run with crash isolation go on, as its place was noted before anything is decided."""
     if leased_by(tx.state, worker, message.ref, message.lease) is not None:
-        tx.to_worker(worker, ProbeAck(message.ref, message.lease, message.number))
+        tx.to_worker(worker, msg.ProbeAck(message.ref, message.lease, message.number))
 
 
-def returned(tx: Transaction, worker: str, message: TaskReturned) -> None:
+def returned(tx: Transaction, worker: str, message: msg.TaskReturned) -> None:
     """Release a task whose worker gave its lease back."""
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is not None:
         tx.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
 
 
-def leftovers_lost(tx: Transaction, worker: str, message: LeftoversLost) -> None:
+def leftovers_lost(tx: Transaction, worker: str, message: msg.LeftoversLost) -> None:
     """Have tasks run again whose leftovers a tail could not get; the tail runs after them."""
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None:
