@@ -139,10 +139,13 @@ def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Ca
     Else a share that consists of tails is dealt to its end at once, if it has one. What the lowest tail that waits
     needs is before it, and never behind a tail that is held back.
     """
-    waiting = epoch.pending.get(slot, ())
-    if not job.spec.statically_owned or len(waiting) < TAILS_AHEAD * len(epoch.owners):
+    pending, most = epoch.pending.get(slot, ()), TAILS_AHEAD * len(epoch.owners)
+    if not job.spec.statically_owned or len(pending) < most:
         return False
-    return bool(state.plan(job, fresh.epoch).task(fresh.task).inputs) and fresh.task > min(waiting)
+    planned = state.plan(job, fresh.epoch).task
+    # What runs again for its leftovers alone waits until its tail is dealt, and so does not count.
+    waiting = [task for task in pending if planned(task).inputs and not epoch.live[task].complete]
+    return len(waiting) >= most and bool(planned(fresh.task).inputs) and fresh.task > min(waiting, default=fresh.task)
 
 
 def must_rerun(state: State, job: Job, epoch: Epoch, task: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.control.control_driver import STRUCTURE, FakeConsumer, FakePlan, Service, in_order
 from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, disturb, settle
@@ -147,6 +147,8 @@ class Ranks:
     counts=st.lists(st.integers(1, 3), min_size=2, max_size=4),
     anew=st.booleans(),
 )
+# Many tasks run again for what they leave over, and wait until their tail is dealt.
+@example(seed=39334, plan=(9, 3), kind="static in order", counts=[1, 1], anew=True)
 def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, counts, anew):
     """With as many or other numbers of consumers, at the same service or another, while workers die and ranks leave.
 
