@@ -62,8 +62,8 @@ def _simulate_autoscale(options: argparse.Namespace) -> int:
     from millrace.policies.scaling import scaling_policies
     from millrace.simulation import full_cluster, scaling
 
-    if options.policy and options.policy not in scaling.POLICIES:
-        print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling.POLICIES)}", file=sys.stderr)
+    if options.policy and options.policy not in scaling_policies.KINDS:
+        print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling_policies.KINDS)}", file=sys.stderr)
         return 2
     kinds = [kind for kind in scaling_policies.KINDS if options.policy in {"", kind}]
     reports: dict[str, scaling.ScalingReport] = {kind: scaling.run(range(options.seeds), kind) for kind in kinds}

@@ -11,13 +11,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies.prices import HourlyRates
-from millrace.policies.scaling import capacity, scaling_policies
+from millrace.policies.scaling import capacity
 from millrace.policies.scaling.autoscale import Limits
 from millrace.policies.scaling.capacity import Capacity, Shortage
-from millrace.policies.scaling.scaling_policies import Kind, Observation
+from millrace.policies.scaling.scaling_policies import Kind
 from millrace.simulation import scaling
-from millrace.simulation.scaling import goal_of
+from millrace.simulation.scaling import PolicyRun, goal_of
 from millrace.simulation.scaling_workloads import MOST, Workload, workload
 
 LOOK_S = 30.0
@@ -50,26 +49,21 @@ class FullClusterOutcome(msgspec.Struct, frozen=True):
     recovered: bool
 
 
-class FullClusterRun:
-    """A job with one policy, from look to look.
-
-    Args:
-        kind: of the policy.
-        job: what it does.
-        rng: of the looks' noise.
+class FullClusterRun(PolicyRun):
+    """The same on a cluster that may not have room for all workers that are asked for.
 
     Attributes:
         plan: workers that were asked for; ``there``: of these, those that have room.
     """
 
     def __init__(self, kind: Kind, job: Workload, rng: random.Random) -> None:
+        super().__init__(kind, rng, TRAINING)
         self.plan = self.there = 1
-        self._job, self._rng, self._now = job, rng, 0.0
-        self._search = scaling_policies.begin(kind, 1, Limits(1, MOST)).value
+        self._job, self._now = job, 0.0
         self._known: Capacity | None = None
         self._short: Shortage | None = None
 
-    def look(self, room: int) -> None:
+    def look_with(self, room: int) -> None:
         """Take the next look, on a cluster with room for so many workers."""
         self._now += LOOK_S
         self.there = min(self.plan, room)
@@ -78,12 +72,8 @@ class FullClusterRun:
         )
         limit = capacity.in_force(self._known, self._now)
         most, why = (MOST, "") if limit is None else (min(MOST, limit.workers), limit.reason)
-        look = self._job.look(self.there, self._rng)
-        queue = min(100.0, self.there * (1 / max(look.busy, 0.01) - 1))
-        cpu = min(1.0, self._job.cpu * self._job.busy(self.there) * max(0.0, self._rng.gauss(1, 0.05)))
-        sight = Observation(look, queue, cpu, self._now, HourlyRates(1.0, TRAINING))
-        self._search = scaling_policies.step(self._search, sight, Limits(1, most, why)).value
-        self.plan = min(self._search.workers, most)
+        self.look(self._job, self.there, self._now, Limits(1, most, why))
+        self.plan = self.workers
 
 
 def play(seed: int, kind: Kind = "millrace") -> FullClusterOutcome:
@@ -96,13 +86,13 @@ def play(seed: int, kind: Kind = "millrace") -> FullClusterOutcome:
     played, settled, pending = FullClusterRun(kind, job, rng), False, 0
     goal = goal_of(job, TRAINING, room)
     for number in range(FULL_LOOKS):
-        played.look(room)
+        played.look_with(room)
         if number >= FULL_LOOKS // 2:
             settled = settled or goal.met(job, played.there, kind)
             pending += played.plan > room
     goal, right = goal_of(job, TRAINING), 0
     for number in range(ROOMY_LOOKS):
-        played.look(MOST)
+        played.look_with(MOST)
         if number >= ROOMY_LOOKS - LAST:
             right += goal.met(job, played.there, kind)
     return FullClusterOutcome(settled, pending / (FULL_LOOKS - FULL_LOOKS // 2), 2 * right > LAST)

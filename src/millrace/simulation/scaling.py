@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from millrace.policies.prices import HourlyRates
-from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
+from millrace.policies.scaling import hpa, scaling_policies
 from millrace.policies.scaling.autoscale import Limits, look_elements, pause_elements
+from millrace.policies.scaling.scaling_policies import Kind, Observation
 from millrace.simulation.scaling_workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
@@ -26,20 +26,6 @@ TRAINING = (0.5, 200.0)
 RIGHT = 0.03
 """A number of workers that is off by less, or by one, is right."""
 LIMITS = Limits(1, MOST)
-
-
-class Policy(Protocol):
-    """Plays one job."""
-
-    def __call__(self, looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-        """Yield the number of workers behind each look; before the first it is 1.
-
-        Args:
-            looks: the job at each look.
-            rng: of their noise.
-            training: price of a second of the consumer, in seconds of a worker.
-        """
-        ...
 
 
 class ScalingOutcome(msgspec.Struct, frozen=True):
@@ -82,48 +68,38 @@ class Goal(msgspec.Struct, frozen=True):
         return abs(workers - self.least) <= max(1.0, RIGHT * self.least)
 
 
-def ours(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.scaling.autoscale`."""
-    scale = autoscale.begin(1, LIMITS).value
-    for job in looks:
-        scale = autoscale.step(scale, job.look(scale.workers, rng), LIMITS).value
-        yield scale.workers
+class PolicyRun:
+    """One policy with one job, from look to look in virtual time.
+
+    Args:
+        kind: of the policy.
+        rng: of the looks' noise.
+        training: price of a second of the consumer, in seconds of a worker.
+
+    Attributes:
+        workers: number that is to be there; 1 at first.
+    """
+
+    def __init__(self, kind: Kind, rng: random.Random, training: float) -> None:
+        self.workers = 1
+        self._scale = scaling_policies.begin(kind, 1, LIMITS).value
+        self._rng, self._rates = rng, HourlyRates(1.0, training)
+
+    def look(self, job: Workload, there: int, now: float, limits: Limits = LIMITS) -> None:
+        """Take one look, while ``there`` workers are; the queue is long where the consumer doesn't wait."""
+        look = job.look(there, self._rng)
+        queue = min(100.0, there * (1 / max(look.busy, 0.01) - 1))
+        cpu = min(1.0, job.cpu * job.busy(there) * max(0.0, self._rng.gauss(1, 0.05)))
+        seen = Observation(look, queue, cpu, now, self._rates)
+        self._scale = scaling_policies.step(self._scale, seen, limits).value
+        self.workers = min(self._scale.workers, limits.most)
 
 
-def cheap(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.scaling.cost_scaling`."""
-    scale = cost_scaling.begin(1, LIMITS).value
-    for job in looks:
-        scale = cost_scaling.step(scale, job.look(scale.workers, rng), LIMITS, HourlyRates(1.0, training)).value
-        yield scale.workers
-
-
-def cachew(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.scaling.cachew_scaling`; the queue is long where the consumer doesn't wait."""
-    scale = cachew_scaling.CachewScale()
-    for job in looks:
-        look = job.look(scale.workers, rng)
-        queue = min(100.0, scale.workers * (1 / max(look.busy, 0.01) - 1))
-        scale = cachew_scaling.step(scale, look, LIMITS, queue).value
-        yield scale.workers
-
-
-def kubernetes(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.scaling.hpa`; a look is as long as its period."""
-    scale, now = hpa.HpaScale(), 0.0
-    for job in looks:
-        now += hpa.PERIOD_S
-        cpu = min(1.0, job.cpu * job.busy(scale.workers) * max(0.0, rng.gauss(1, 0.05)))
-        scale = hpa.step(scale, cpu, now, LIMITS).value
-        yield scale.workers
-
-
-POLICIES: dict[str, Policy] = {"millrace": ours, "cachew": cachew, "hpa": kubernetes, "cheapest": cheap}
 QUICK = ("millrace", "cheapest")
 """They take shorter looks at consumers that wait for most of the time."""
 
 
-def play(seed: int, policy: str = "millrace") -> ScalingOutcome:
+def play(seed: int, policy: Kind = "millrace") -> ScalingOutcome:
     """One job."""
     rng = random.Random(seed)
     job = workload(rng)
@@ -132,10 +108,10 @@ def play(seed: int, policy: str = "millrace") -> ScalingOutcome:
     jobs = [job] * (LOOKS // 2) + [after] * (LOOKS - LOOKS // 2)
     training = math.exp(random.Random(f"prices of {seed}").uniform(*map(math.log, TRAINING)))
     goals = {id(each): goal_of(each, training) for each in (job, after)}
-    workers, decisions, first = 1, 0, None
+    run, decisions, first = PolicyRun(policy, rng, training), 0, None
     spent = oracle = 0.0
-    for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng, training), strict=True):
-        goal = goals[id(each)]
+    for number, each in enumerate(jobs, 1):
+        goal, workers = goals[id(each)], run.workers
         waits = 1 - each.own_s / each.batch_s(workers) if policy in QUICK else 0.0
         count = pause_elements(waits) + look_elements(waits)
         if policy == "cheapest":
@@ -144,11 +120,11 @@ def play(seed: int, policy: str = "millrace") -> ScalingOutcome:
         else:
             spent += count * _cost(each, workers, ACCELERATOR)
             oracle += count * _cost(each, goal.least, ACCELERATOR)
-        decisions += chosen != workers
-        workers = chosen
-        if first is None and goal.met(each, workers, policy):
+        run.look(each, workers, number * hpa.PERIOD_S)
+        decisions += run.workers != workers
+        if first is None and goal.met(each, run.workers, policy):
             first = decisions
-    goal = goals[id(after)]
+    goal, workers = goals[id(after)], run.workers
     element = _cost(after, workers, training) / goal.cost
     return ScalingOutcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
 
@@ -183,7 +159,7 @@ class ScalingReport(msgspec.Struct, frozen=True):
     wrong: dict[str, list[int]]
 
 
-def run(seeds: Iterable[int], policy: str = "millrace") -> ScalingReport:
+def run(seeds: Iterable[int], policy: Kind = "millrace") -> ScalingReport:
     """Plays a job for each seed."""
     outcomes = {seed: play(seed, policy) for seed in seeds}
     wrong: dict[str, list[int]] = {}

@@ -26,7 +26,7 @@ from millrace.simulation.older_journal import OlderJournal
 from millrace.simulation.pipelines import SimulatedPipeline, barren, catalogue
 from millrace.simulation.rank_arrivals import RankArrivals
 from millrace.simulation.simulated_consumer import SimulatedConsumer
-from millrace.simulation.simulated_dispatcher import HOST, OwnedWorkers, SimulatedDispatcher, restored
+from millrace.simulation.simulated_dispatcher import HOST, SimulatedDispatcher, restored
 from millrace.simulation.simulated_pool import SCALED, SimulatedPool
 from millrace.simulation.simulated_worker import SimulatedWorker
 from millrace.simulation.state_invariants import difference
@@ -95,7 +95,7 @@ class ScheduleOutcome:
     trace: list[str] = field(default_factory=list)
 
 
-class SimulatedCluster(OwnedWorkers):
+class SimulatedCluster:
     """All processes of a schedule, and who starts them anew.
 
     Args:

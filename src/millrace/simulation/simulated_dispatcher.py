@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
@@ -22,6 +22,9 @@ from millrace.simulation.invariants import Invariants
 from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
 
+if TYPE_CHECKING:
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+
 HOST = "the dispatcher's host"
 NAME = "dispatcher"
 ADDRESS = "dispatcher:1"
@@ -37,27 +40,6 @@ class Decided(NamedTuple):
     actions: list[act.Action]
     sessions: list[Connection | None]
     upto: int
-
-
-class OwnedWorkers:
-    """The dispatcher's cluster, played by whoever made it."""
-
-    def stop(self, workers: list[str]) -> None:
-        """End these processes, if it started them."""
-
-    def resize(self, workers: int) -> None:
-        """Run so many."""
-
-    def running(self) -> list[str]:
-        """Workers of the cluster whose processes run."""
-        return []
-
-    def end_service(self, reason: str) -> None:
-        """End the service, as the dispatcher cannot go on."""
-
-    def ended(self, worker: str) -> bool:
-        """Return whether the process of a worker on the dispatcher's own host is no more."""
-        return False
 
 
 def restored(disk: Disk, settings: Settings) -> State:
@@ -78,7 +60,7 @@ class SimulatedDispatcher(Process):
         settings: as the real one's.
         disk: what the lives before have left.
         invariants: what must hold.
-        fleet: its workers.
+        cluster: has its workers.
         store: of blocks.
     """
 
@@ -88,7 +70,7 @@ class SimulatedDispatcher(Process):
         settings: Settings,
         disk: Disk,
         invariants: Invariants,
-        fleet: OwnedWorkers,
+        cluster: SimulatedCluster,
         store: Store,
     ) -> None:
         super().__init__(network, NAME)
@@ -99,7 +81,7 @@ class SimulatedDispatcher(Process):
         self.unwritable = False
         self._settings = settings
         self._invariants = invariants
-        self._fleet = fleet
+        self._cluster = cluster
         self._store = store
         self._shelved_at = 0.0
         self._clock = Clock(lambda: network.now, disk.at)
@@ -222,11 +204,11 @@ class SimulatedDispatcher(Process):
                 session.close(self)
                 self.after(0.0, self._over, session)
             case act.EndService(reason=reason):
-                self._fleet.end_service(reason)
+                self._cluster.end_service(reason)
             case act.StopWorkers(workers=workers):
-                self._fleet.stop(workers)
+                self._cluster.stop(workers)
             case act.ResizeFleet(workers=count):
-                self._fleet.resize(count)
+                self._cluster.resize(count)
             case act.ListStore() | act.DeleteBlocks():
                 self._shelve(action)
             case _:
@@ -266,9 +248,9 @@ class SimulatedDispatcher(Process):
     def _tick(self) -> None:
         self.after(min(1.0, self._settings.heartbeat_s / 4), self._tick)
         for worker in list(self.state.workers.values()):
-            if worker.lost_at is not None and worker.host == HOST and self._fleet.ended(worker.id):
+            if worker.lost_at is not None and worker.host == HOST and self._cluster.ended(worker.id):
                 self._feed(inp.WorkerEnded(worker.id, "ended"))
-        self._feed(inp.Tick(self._fleet.running()))
+        self._feed(inp.Tick(self._cluster.running()))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ def test_the_cheapest_is_nearly_as_cheap_as_can_be_whatever_a_training_costs():
 
 
 def test_a_policy_that_never_moves_is_found_out(monkeypatch):
-    monkeypatch.setitem(scaling.POLICIES, "stubborn", lambda looks, rng, training: (1 for _ in looks))
-    report = scaling.run(range(100), "stubborn")
+    monkeypatch.setattr(scaling.PolicyRun, "look", lambda *_: None)
+    report = scaling.run(range(100))
     assert report.right < 0.3
     assert report.decisions is None
     assert sum(map(len, report.wrong.values())) == round(100 * (1 - report.right))
