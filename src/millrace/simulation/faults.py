@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.simulation.disk import Disk
@@ -13,6 +14,7 @@ from millrace.simulation.virtual_network import Process
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_consumer import SimulatedConsumer
 
 FIRST_S = 1.5
 """When the first fault happens, in seconds."""
@@ -62,14 +64,6 @@ def fired(cluster: SimulatedCluster, kind: str) -> None:
     cluster.stirred()
 
 
-def _worker_killed(cluster: SimulatedCluster) -> bool:
-    return _kill_worker(cluster, silently=False)
-
-
-def _worker_vanished(cluster: SimulatedCluster) -> bool:
-    return _kill_worker(cluster, silently=True)
-
-
 def _kill_worker(cluster: SimulatedCluster, *, silently: bool) -> bool:
     workers = cluster.alive_workers()
     if not workers:
@@ -78,10 +72,6 @@ def _kill_worker(cluster: SimulatedCluster, *, silently: bool) -> bool:
     worker.die(silently=silently)
     cluster.worker_over(worker)
     return True
-
-
-def _worker_paused(cluster: SimulatedCluster) -> bool:
-    return _pause(cluster, list(cluster.alive_workers()), 4 * cluster.settings.heartbeat_s)
 
 
 def _worker_hung(cluster: SimulatedCluster) -> bool:
@@ -166,14 +156,6 @@ def _put_back(cluster: SimulatedCluster, groups: int) -> None:
     cluster.network.after(cluster.network.rng.uniform(0.05, 8.0), cluster.start_dispatcher)
 
 
-def _dispatcher_paused(cluster: SimulatedCluster) -> bool:
-    return _pause(cluster, [] if cluster.dispatcher is None else [cluster.dispatcher], 8.0)
-
-
-def _disk_full(cluster: SimulatedCluster) -> bool:
-    return _fill(cluster, cluster.disk, "disk full", 10.0)
-
-
 def _store_full(cluster: SimulatedCluster) -> bool:
     promises = cluster.dispatcher.state.caches.reservations if cluster.dispatcher is not None else {}
     return any(held.room for held in promises.values()) and _fill(cluster, cluster.store, "store full", 40.0)
@@ -193,20 +175,12 @@ def _room_again(cluster: SimulatedCluster, disk: Disk | Store, kind: str, failed
         fired(cluster, kind)
 
 
-def _cache_cleared(cluster: SimulatedCluster) -> bool:
-    return cluster.dispatcher is not None and cluster.dispatcher.clear_cache()
-
-
-def _blocks_lost(cluster: SimulatedCluster) -> bool:
-    return cluster.store.lose(cluster.network.rng)
-
-
-def _blocks_damaged(cluster: SimulatedCluster) -> bool:
-    return cluster.store.damage(cluster.network.rng)
+def _readers(cluster: SimulatedCluster) -> list[SimulatedConsumer]:
+    return [each for each in cluster.consumers if each.alive and not each.done]
 
 
 def _consumer_killed(cluster: SimulatedCluster) -> bool:
-    consumers = [each for each in cluster.consumers if each.alive and not each.done]
+    consumers = _readers(cluster)
     if not consumers:
         return False
     consumer = cluster.network.rng.choice(consumers)
@@ -220,12 +194,7 @@ def _consumer_killed(cluster: SimulatedCluster) -> bool:
     return True
 
 
-def _consumer_paused(cluster: SimulatedCluster) -> bool:
-    consumers = [each for each in cluster.consumers if each.alive and not each.done]
-    return _pause(cluster, list(consumers), 1.4 * cluster.settings.job_gc_timeout_s)
-
-
-def _pause(cluster: SimulatedCluster, processes: list[Process], most: float) -> bool:
+def _pause(cluster: SimulatedCluster, processes: Sequence[Process], most: float) -> bool:
     running = [process for process in processes if not process.paused]
     if not running:
         return False
@@ -236,9 +205,9 @@ def _pause(cluster: SimulatedCluster, processes: list[Process], most: float) -> 
 
 
 FAULTS: dict[str, Callable[[SimulatedCluster], bool]] = {
-    "worker killed": _worker_killed,
-    "worker vanished with its host": _worker_vanished,
-    "worker paused": _worker_paused,
+    "worker killed": partial(_kill_worker, silently=False),
+    "worker vanished with its host": partial(_kill_worker, silently=True),
+    "worker paused": lambda cluster: _pause(cluster, cluster.alive_workers(), 4 * cluster.settings.heartbeat_s),
     "worker hung, its session broken": _worker_hung,
     "worker retired": _worker_retired,
     "worker added": _worker_added,
@@ -247,13 +216,13 @@ FAULTS: dict[str, Callable[[SimulatedCluster], bool]] = {
     "network parted": _network_parted,
     "network slow": _network_slow,
     "dispatcher killed": _dispatcher_killed,
-    "dispatcher paused": _dispatcher_paused,
-    "disk full": _disk_full,
+    "dispatcher paused": lambda cluster: _pause(cluster, [cluster.dispatcher] if cluster.dispatcher else [], 8.0),
+    "disk full": lambda cluster: _fill(cluster, cluster.disk, "disk full", 10.0),
     "store full": _store_full,
-    "blocks lost": _blocks_lost,
-    "blocks damaged": _blocks_damaged,
-    "cache cleared": _cache_cleared,
+    "blocks lost": lambda cluster: cluster.store.lose(cluster.network.rng),
+    "blocks damaged": lambda cluster: cluster.store.damage(cluster.network.rng),
+    "cache cleared": lambda cluster: cluster.dispatcher is not None and cluster.dispatcher.clear_cache(),
     "consumer killed": _consumer_killed,
-    "consumer paused": _consumer_paused,
+    "consumer paused": lambda cluster: _pause(cluster, _readers(cluster), 1.4 * cluster.settings.job_gc_timeout_s),
 }
 KINDS = tuple(FAULTS)
