@@ -110,18 +110,18 @@ class SimulatedCluster:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.network = VirtualNetwork(seed)
+        self.network: VirtualNetwork = VirtualNetwork(seed)
         rng = self.network.rng
-        self.settings = msgspec.structs.replace(
+        self.settings: Settings = msgspec.structs.replace(
             SETTINGS,
             cache_bytes=rng.choice(CACHE_BYTES),
             quotas={"small": rng.choice((1, 2))},
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
-        self.store = Store()
+        self.store: Store = Store()
         self.older_journal = OlderJournal(self)
         self.invariants = Invariants(self)
-        self.disk = Disk(rng.choice((30, 100, 1000)))
+        self.disk: Disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
         self.pipelines: dict[bytes, SimulatedPipeline] = {each.structure: each for each in (*catalogue(), *barren())}
         self.workers: dict[str, SimulatedWorker] = {}
@@ -168,7 +168,7 @@ class SimulatedCluster:
         if not self.older_journal.go_on(self.disk, restored(self.disk, self.settings)):
             self.network.after(1.0, self.start_dispatcher)
             return
-        self.dispatcher = SimulatedDispatcher(self.network, self.settings, self.disk, self.invariants, self, self.store)
+        self.dispatcher = SimulatedDispatcher(self)
         if self._count and self._local and self.pool is None:
             for _ in range(self.least):
                 self.add_worker()
@@ -217,7 +217,7 @@ class SimulatedCluster:
         """One more, of the service or local to a job."""
         self._count += 1
         host = "" if only else HOST if self._local else "elsewhere"  # consumers have none
-        worker = SimulatedWorker(self.network, f"w{self._count}", host, self.invariants, self, only)
+        worker = SimulatedWorker(f"w{self._count}", host, self, only)
         self.workers[worker.address] = worker
         faults.born(self, worker)
 
@@ -360,7 +360,7 @@ class SimulatedCluster:
         """
         name = f"{spec.name}-c{index}.{len(self.consumers)}"
         at = self.network.now if born is None else born
-        consumer = SimulatedConsumer(self.network, name, spec, index, stops, self.invariants, self, at, states)
+        consumer = SimulatedConsumer(name, spec, index, stops, self, at, states)
         self.stirred()
         self.consumers.append(consumer)
         self.ranks[spec.name, index] = consumer

@@ -15,10 +15,9 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation.drawn_failures import OF_THE_DATA
-from millrace.simulation.invariants import Invariants
 from millrace.simulation.pipelines import Output
 from millrace.simulation.simulated_worker import delays_of
-from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
+from millrace.simulation.virtual_network import Connection, Process, Violation
 from millrace.wire.error_codec import error_of, failure_of
 
 if TYPE_CHECKING:
@@ -31,12 +30,10 @@ class SimulatedConsumer(Process):
     """One process that reads a job's epochs, then leaves.
 
     Args:
-        network: where it lives.
         name: of its client.
         spec: of its job.
         consumer: index among the job's consumers.
         stops: by epoch, the number of elements after which it breaks off.
-        invariants: what must hold.
         cluster: finds the dispatcher and workers.
         born: when its process was started, be it long before it joins.
         states: where all ranks of the job go on.
@@ -49,16 +46,15 @@ class SimulatedConsumer(Process):
 
     def __init__(
         self,
-        network: VirtualNetwork,
         name: str,
         spec: JobSpec,
         consumer: int,
         stops: Mapping[int, int],
-        invariants: Invariants,
         cluster: SimulatedCluster,
         born: float,
         states: Sequence[Checkpoint] = (),
     ) -> None:
+        network = cluster.network
         super().__init__(network, name)
         self._loaded = states
         self._born = born
@@ -66,8 +62,7 @@ class SimulatedConsumer(Process):
         self.done = False
         self.failure: msg.Failure | None = None
         self.stops = stops
-        self._invariants = invariants
-        self._cluster = cluster
+        self._cluster, self._invariants = cluster, cluster.invariants
         self._slow = network.rng.choice((0.0, 0.01, 0.1, 0.4))
         self._buffer = network.rng.choice((1, 4, 16, 100))
         self.core = self._new_core()

@@ -18,9 +18,7 @@ from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
 from millrace.simulation.disk import Disk, encoded
-from millrace.simulation.invariants import Invariants
-from millrace.simulation.store import Store
-from millrace.simulation.virtual_network import Connection, Process, Violation, VirtualNetwork
+from millrace.simulation.virtual_network import Connection, Process, Violation
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
@@ -56,33 +54,18 @@ class SimulatedDispatcher(Process):
     """One life of a dispatcher.
 
     Args:
-        network: where it lives.
-        settings: as the real one's.
-        disk: what the lives before have left.
-        invariants: what must hold.
-        cluster: has its workers.
-        store: of blocks.
+        cluster: has the disk that the lives before have left, the store of blocks, and its workers.
     """
 
-    def __init__(
-        self,
-        network: VirtualNetwork,
-        settings: Settings,
-        disk: Disk,
-        invariants: Invariants,
-        cluster: SimulatedCluster,
-        store: Store,
-    ) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        network = cluster.network
         super().__init__(network, NAME)
-        self.state = restored(disk, settings)
+        self.disk = disk = cluster.disk
+        self.state = restored(disk, cluster.settings)
         self.observed = Observed()
-        self.disk = disk
         disk.keep_blobs({job.tables_digest for job in self.state.jobs.values()})
         self.unwritable = False
-        self._settings = settings
-        self._invariants = invariants
-        self._cluster = cluster
-        self._store = store
+        self._cluster, self._invariants = cluster, cluster.invariants
         self._shelved_at = 0.0
         self._clock = Clock(lambda: network.now, disk.at)
         self._sessions: dict[tuple[type, str], Connection] = {}
@@ -238,15 +221,15 @@ class SimulatedDispatcher(Process):
         return bool(places)
 
     def _list(self, action: act.ListStore) -> None:
-        found = inp.StoreListed(self._store.listed(action.known), action.leases, self._store.writers())
+        found = inp.StoreListed(self._cluster.store.listed(action.known), action.leases, self._cluster.store.writers())
         self.after(self.network.rng.expovariate(5.0), self._feed, found)
 
     def _delete(self, place: str, name: str) -> None:
         self._invariants.caches.deleting(self, place, name)
-        self._store.delete(place, name)
+        self._cluster.store.delete(place, name)
 
     def _tick(self) -> None:
-        self.after(min(1.0, self._settings.heartbeat_s / 4), self._tick)
+        self.after(min(1.0, self._cluster.settings.heartbeat_s / 4), self._tick)
         for worker in list(self.state.workers.values()):
             if worker.lost_at is not None and worker.host == HOST and self._cluster.ended(worker.id):
                 self._feed(inp.WorkerEnded(worker.id, "ended"))

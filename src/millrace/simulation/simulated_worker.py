@@ -13,7 +13,6 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
 from millrace.protocol.reports import NodeMeasure
-from millrace.simulation.invariants import Invariants
 from millrace.simulation.pipelines import SimulatedPipeline
 from millrace.simulation.simulated_cache import KnownBlocks, SimulatedCacheUse
 from millrace.simulation.simulated_run import Fetch, SimulatedRun, Steps
@@ -36,29 +35,19 @@ class SimulatedWorker(Process):
     """One life of a worker process.
 
     Args:
-        network: where it lives.
         name: its id.
         host: where it runs.
-        invariants: what must hold.
         cluster: finds the dispatcher, other workers and pipelines.
         only: the job that it is local to.
     """
 
-    def __init__(
-        self,
-        network: VirtualNetwork,
-        name: str,
-        host: str,
-        invariants: Invariants,
-        cluster: SimulatedCluster,
-        only: str = "",
-    ) -> None:
+    def __init__(self, name: str, host: str, cluster: SimulatedCluster, only: str = "") -> None:
+        network = cluster.network
         super().__init__(network, name)
         self.host = host
         self.address = f"{name}:1"
         self.only = only
-        self.invariants = invariants
-        self.cluster = cluster
+        self.cluster, self.invariants = cluster, cluster.invariants
         self.speed = network.rng.uniform(0.5, 2.0)
         self.buffer = network.rng.choice((2, 4, 8, 64))
         self.core = WorkerCore(self.buffer, network.now)
