@@ -127,7 +127,7 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
 
 
 class ProbeReport(Message, frozen=True, tag="TaskAt"):
-    """Where the run of a task that asks for care is, also in words. It goes on once ProbeAck, of the same number, came.
+    """Site of a run that is to say where it is, also in words. It goes on once ProbeAck, of the same number, came.
 
     No ``place``: it waits, and does nothing that could end the process.
     """

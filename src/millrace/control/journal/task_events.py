@@ -133,7 +133,7 @@ class TaskDied(TaskEvent, frozen=True, tag="TaskDied"):
     """The worker that ran it is gone, perhaps because of it; the task was or will be released.
 
     Attributes:
-        place: where the run was, if it ran with care.
+        place: where the run was, if it ran with crash isolation.
         where: in words.
     """
 
@@ -149,7 +149,7 @@ class TaskDied(TaskEvent, frozen=True, tag="TaskDied"):
 
 
 class PoisonFound(TaskEvent, frozen=True, tag="PoisonFound"):
-    """Two workers that ran a task with care ended at the same place: no other is to come to it.
+    """Two workers that isolated a task's crashes ended at the same place: no other is to come to it.
 
     Attributes:
         everywhere: it is the same element in every epoch; else it is one of this task.

@@ -33,7 +33,7 @@ class WorkerObservation(msgspec.Struct):
 
     Attributes:
         busy_share: part of the time between its last two reports in which it computed.
-        at: by lease that it runs with care, where it is.
+        at: by lease that it runs with crash isolation, where it is.
         then: a report of the same job some ``WINDOW_S`` ago or more, so that what it does now can be told from what it
             did; None: of its job there is none that old.
         next: the report that comes in its place, of the time ``next_at``.

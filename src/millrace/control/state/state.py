@@ -32,7 +32,7 @@ UNREAD = 64
 ENDED = 256
 """Jobs that are over and remembered, the last ones."""
 PROBE_EACH = 2
-"""A task that so many workers ended with is run with care: it is known where it is."""
+"""Level of crash isolation of a task that so many workers ended with: it says before each element where it is."""
 
 
 def discard(index: dict[int, set[int]], slot: int, task: int) -> None:

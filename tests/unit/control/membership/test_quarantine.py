@@ -59,10 +59,10 @@ def die_at(service, task, place, where="map(decode) of a.jpg"):
     found = lease_of(service, task)
     assert found is not None
     worker, lease = found
-    if lease.care:
-        go(service, worker, lease, place if lease.care > 1 else (-1, 0), where)
+    if lease.probe_level:
+        go(service, worker, lease, place if lease.probe_level > 1 else (-1, 0), where)
     next_worker(service)
-    return lease.care
+    return lease.probe_level
 
 
 def kinds(service, kind):
