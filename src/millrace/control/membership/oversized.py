@@ -31,7 +31,7 @@ def passed_on(tx: Transaction, worker: str, message: TaskFailed) -> bool:
     for each in small:
         reason = f"may keep {each.buffer_bytes:,} bytes, and an output of job {job.name} has {needs:,}"
         for name, number, task in list(each.unfinished.values()):
-            if name == job.name and not job.epochs[number].live[task].complete:
+            if name == job.name:
                 revoke(tx, job, number, task, f"worker {each.id} {reason}")
         if each.job == job.name and not each.pinned_job:
             tx.emit(WorkerAssigned(each.id, "", tx.now, reason))
