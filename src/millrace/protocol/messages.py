@@ -157,7 +157,7 @@ class LeftoversLost(Message, frozen=True, tag="LeftoversLost"):
 
 
 class TaskReturned(Message, frozen=True, tag="TaskReturned"):
-    """The worker gave a lease back unfinished, as asked or because it leaves."""
+    """The worker gave a lease back: as asked, because it leaves, or because what a reader asks for is gone."""
 
     ref: TaskRef
     lease: int

@@ -527,11 +527,17 @@ def runs_of(service, task):
 @pytest.mark.parametrize(
     ("visitation", "again"), [("exactly_once", True), ("at_most_once", False), ("zero_once_or_more", False)]
 )
-def test_a_tail_whose_inputs_may_be_lost_is_not_run_again(visitation, again):
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_tail_whose_inputs_may_be_lost_is_not_run_again(visitation, again, ended):
     """It would give another time what it has given already, as with other inputs its outputs are others."""
     service, worker, lease, other = at_the_tail(visitation)
-    del worker.leases[lease]
-    service.hello(worker.name)  # without it: it never came, or what it gave was read to the end
+    tail = worker.leases[lease]
+    if ended:  # and what it gave is gone
+        service.finish(worker, lease)
+        service.say(inp.WorkerSaid(worker.name, msg.TaskReturned(tail.ref, lease)))
+    else:
+        del worker.leases[lease]
+        service.hello(worker.name)  # without it: it never came, or what it gave was read to the end
     service.kill(other)
     service.run()
     assert (runs_of(service, 2) > 1) == again

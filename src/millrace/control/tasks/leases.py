@@ -131,7 +131,7 @@ def revoke(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> Non
 
 
 def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
-    """Handle a worker that has come back without the task: it never heard of it, or has forgotten what was read."""
+    """Handle a worker that has not got the task: it never heard of it, or has forgotten what was read."""
     if job.spec.runs_again or not tx.state.plan(job, epoch).task(task).inputs:
         revoke(tx, job, epoch, task, reason)
     else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
@@ -269,8 +269,14 @@ def answer_probe(tx: Transaction, worker: str, message: msg.ProbeReport) -> None
 def returned(tx: Transaction, worker: str, message: msg.TaskReturned) -> None:
     """Release a task whose worker gave its lease back."""
     found = leased_by(tx.state, worker, message.ref, message.lease)
-    if found is not None:
-        tx.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
+    if found is None:
+        return
+    job, live = found
+    reason = "its worker gave it back"
+    if live.finished:
+        on_lease_unknown(tx, job, message.ref.epoch, message.ref.task, reason)
+    else:
+        tx.emit(TaskReleased(job.name, message.ref.epoch, message.ref.task, reason))
 
 
 def leftovers_lost(tx: Transaction, worker: str, message: msg.LeftoversLost) -> None:

@@ -81,6 +81,12 @@ class ReaderCursor:
         self.sent, self.end_sent = self.received, False
 
     @property
+    def first(self) -> int:
+        """Number of the first output that was not acknowledged."""
+        kept = self.received - self.task.freed
+        return self.task.messages[kept].index if kept < len(self.task.messages) else self.task.end
+
+    @property
     def unsent(self) -> int:
         """Number of messages that are still to be sent."""
         return self.task.freed + len(self.task.messages) - self.sent

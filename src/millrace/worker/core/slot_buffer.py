@@ -34,6 +34,7 @@ class SlotBuffer:
         self.tasks: dict[TaskKey, TaskBuffer] = {}
         self.outboxes: dict[int, ReaderOutbox] = {}
         self._in_order = in_order
+        self._read_out: dict[TaskKey, int] = {}  # leases that were read to their ends and are not forgotten
         self._epoch_bytes: dict[int, int] = {}
         self._reading = -1  # the epoch that the slowest reader asked for last
         for reader in audience:
@@ -67,6 +68,18 @@ class SlotBuffer:
             if complete and cursor.task.finished:
                 cursor.done = True
                 self._settle(cursor.task)
+                if key not in self.tasks:
+                    self._read_out[key] = cursor.task.lease
+
+    def lacks(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> bool:
+        """Whether outputs of this lease from ``start`` on are not kept any more, as another process acknowledged them.
+
+        It had the reader's place in a journal that is newer than the one that the dispatcher was started on.
+        """
+        if not self.has(key, lease):
+            return self._read_out.get(key) == lease
+        cursor = outbox.cursors[key]
+        return not cursor.done and start < cursor.first
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
         """Have a reader sent the outputs of this lease from ``start`` on; it has those before."""
@@ -137,6 +150,7 @@ class SlotBuffer:
 
     def forget(self, key: TaskKey) -> None:
         """Drop a task with all that is kept of it."""
+        self._read_out.pop(key, None)
         task = self.tasks.pop(key, None)
         if task is not None:
             self._count(key[0], -sum(message.size for message in task.messages))

@@ -223,6 +223,53 @@ def test_a_second_connection_replaces_the_first_and_is_let_send_anew():
     assert driver.sent() == [("d", 0, 0, False)]
 
 
+@pytest.mark.parametrize("received", [1, 2])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_task_of_which_a_reader_asks_for_what_another_one_acknowledged_is_given_back(received, ended):
+    """The dispatcher does not know of who had the place before if its journal is an older one."""
+    driver = CoreDriver()
+    lane = driver.lease(0, 1)
+    driver.begin(lane)
+    driver.put(lane, 0, 10)
+    driver.put(lane, 1, 10)
+    if ended:
+        driver.finish(lane, 2, leftovers=[7])
+    driver.connect("before")
+    driver.say("before", Read(0, 0, 1))
+    driver.say("before", Received(0, 0, received, complete=ended and received == 2))
+    driver.connect("after")
+    driver.told()
+    driver.say("after", Read(0, 0, 1, start=0))
+    if not ended:
+        assert driver.ask(lane, inp.Step()) == act.Halt()
+        driver.feed(inp.RunEnded(lane, inp.Stopped()))
+    assert driver.told() == [msg.TaskReturned(ref(0), 1)]
+    assert driver.core.held() == []
+    driver.sent()
+    driver.say("after", Read(0, 0, 2))
+    lane = driver.lease(0, 2, again=True)
+    driver.begin(lane)
+    driver.put(lane, 0, 10)
+    assert driver.sent() == [("after", 0, 0, False)]
+
+
+def test_a_reader_is_sent_what_it_has_not_acknowledged_on_its_next_connection():
+    driver = CoreDriver()
+    lane = driver.lease(0, 1)
+    driver.begin(lane)
+    driver.put(lane, 0, 10)
+    driver.connect("c")
+    driver.say("c", Read(0, 0, 1))
+    driver.say("c", Received(0, 0, 1))
+    driver.connect("d")
+    driver.say("d", Read(0, 0, 1, start=1))
+    driver.sent()
+    driver.put(lane, 1, 10)
+    driver.finish(lane, 2)
+    assert driver.sent() == [("d", 0, 1, False), ("d", 0, 2, True)]
+    assert driver.told() == [msg.TaskFinished(ref(0), 1, 2)]
+
+
 def test_a_consumer_of_another_job_of_that_name_is_not_served():
     driver = CoreDriver()
     driver.say("c", Open("a", 0, generation=3))
