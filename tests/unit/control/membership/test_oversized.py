@@ -55,6 +55,28 @@ def test_what_is_too_large_for_a_small_worker_goes_to_a_large_one(spec):
     assert plain(service.replayed()) == plain(service.state) == plain(service.restored())
 
 
+def test_what_runs_again_for_its_leftovers_leaves_a_small_worker_too():
+    """It may serve another job by then, and run nothing of this one: the tail would wait for ever."""
+    service = Service(FakePlan(3, 3))
+    gone = service.add_worker("gone", buffer_bytes=256 * MIB)
+    peer = service.join("x", epochs=1)
+    service.plan_tasks(gone)
+    for number, lease in list(gone.leases.items()):
+        if lease.ref.task < 2:
+            service.finish(gone, number)
+            service.read(peer, lease.ref.task)
+    small = service.add_worker("small", buffer_bytes=MIB)
+    service.kill("gone")
+    assert [(lease.ref.task, lease.received) for lease in small.leases.values()] == [(0, -1), (1, -1), (2, 0)]
+    large = service.add_worker("large", buffer_bytes=256 * MIB)
+    small.leases = dict(reversed(small.leases.items()))  # task 2 fails: the others put nothing out
+    fail(service, "small")
+    assert small.leases == {}
+    assert sorted((lease.ref.task, lease.received) for lease in large.leases.values()) == [(0, -1), (1, -1), (2, 0)]
+    service.run()
+    assert peer.done
+
+
 def test_shares_that_a_function_still_gives_to_a_small_worker_go_to_a_large_one():
     service = Service(FakePlan(4))
     service.add_worker("small", buffer_bytes=MIB)
