@@ -64,6 +64,25 @@ def test_who_ends_an_epoch_is_told_what_of_it_waits_for_one_that_was_lost(spec):
     assert sorted(one.complete + two.complete) == list(range(16))
 
 
+@pytest.mark.parametrize("lingers", [True, False])
+def test_the_next_worker_of_a_loader_is_not_missed_before_it_has_come(lingers):
+    """A DataLoader's workers end with each epoch, and one may read all of the next before the other has begun."""
+    service = Service(FakePlan(4))
+    service.add_worker("w")
+    one, two = (service.join(name, num_consumers=2, consumer=i, lingers=lingers) for i, name in enumerate("xy"))
+    service.run()
+    say_ended(service, two)
+    service.say(inp.ClientSessionLost("y"))
+    service.begin(one)
+    read_all(service, one)
+    assert len(one.complete) < 4
+    assert bool(one.unread) is not lingers
+    assert job_status(service)["unread"]
+    again = service.join("z", num_consumers=2, consumer=1, lingers=lingers)
+    service.run()
+    assert sorted(one.complete + again.complete) == list(range(4))
+
+
 def test_who_is_lost_when_others_have_ended_the_epoch_is_told_of_all_the_same():
     service, one, _ = two_readers()
     read_all(service, one)

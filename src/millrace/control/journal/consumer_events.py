@@ -16,6 +16,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
         epoch: the last one begun there, -1 for none.
         anew: whoever had the place has left; what was read then is not part of what this one is to read.
         past: the last epoch that another client had begun there, if this one goes on behind it.
+        lingers: the place is left to another process after each epoch, as the workers of a DataLoader do.
     """
 
     consumer: int
@@ -25,6 +26,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
     pid: int = 0
     anew: bool = False
     past: int = -1
+    lingers: bool = False
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
@@ -35,7 +37,9 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
             for epoch in job.epochs.values():
                 epoch.shares.pop(self.consumer, None)
         past = max(self.past, before.past if before is not None else -1)
-        job.consumers[self.consumer] = Consumer(self.client, self.host, self.pid, self.epoch, past=past)
+        job.consumers[self.consumer] = Consumer(
+            self.client, self.host, self.pid, self.epoch, past=past, lingers=self.lingers
+        )
         job.left.discard(self.consumer)
         job.kept_at = None
         state.clients[self.client] = (self.job, self.consumer)

@@ -90,7 +90,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     anew = number in job.left
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
-    tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
+    tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
     if known is not None:

@@ -82,7 +82,12 @@ class Worker(msgspec.Struct):
 
 
 class Consumer(msgspec.Struct):
-    """A place among a job's readers; ``epoch``: the last one begun, ``past``: by a process before it; -1: none."""
+    """A place among a job's readers.
+
+    Attributes:
+        epoch: the last one begun, -1: none; ``past``: by a process before it.
+        lingers: the place is left to another process after each epoch.
+    """
 
     client: str
     host: str
@@ -90,6 +95,7 @@ class Consumer(msgspec.Struct):
     epoch: int
     lost_at: float | None = None
     past: int = -1
+    lingers: bool = False
 
 
 class Epoch(msgspec.Struct):

@@ -36,6 +36,8 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
         if place.lost_at is not None and place.epoch <= number and not state.may_return(place.lost_at, now):
             who = f"process {place.pid} on {place.host or 'another host'}"
             why = f"was lost ({who}), and its part is kept for it for {grace:g} s from then on"
+            if place.lingers and place.epoch < number:  # that process had read what it wanted; the next one may come
+                why = NOT_SEEN
             found += _share(state, job, number, consumer, why)
             report = observed.report(place.client)
             if report is not None and report.epoch == number and report.arrived > report.batches:
