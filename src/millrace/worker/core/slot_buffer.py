@@ -79,7 +79,7 @@ class SlotBuffer:
         if not self.has(key, lease):
             return self._read_out.get(key) == lease
         cursor = outbox.cursors[key]
-        return not cursor.done and start < cursor.first
+        return not cursor.done and cursor.received > 0 and start < cursor.first
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
         """Have a reader sent the outputs of this lease from ``start`` on; it has those before."""

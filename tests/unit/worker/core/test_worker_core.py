@@ -253,6 +253,18 @@ def test_a_task_of_which_a_reader_asks_for_what_another_one_acknowledged_is_give
     assert driver.sent() == [("after", 0, 0, False)]
 
 
+def test_a_task_is_kept_that_was_leased_for_later_outputs_than_its_reader_asks_for():
+    """Another lease would be for the same, so that its reader is to find out."""
+    driver = CoreDriver()
+    lane = driver.lease(0, 1, received=5)
+    driver.begin(lane)
+    driver.put(lane, 5, 10)
+    driver.connect("c")
+    driver.say("c", Read(0, 0, 1, start=0))
+    assert driver.sent() == [("c", 0, 5, False)]
+    assert driver.told() == []
+
+
 def test_a_reader_is_sent_what_it_has_not_acknowledged_on_its_next_connection():
     driver = CoreDriver()
     lane = driver.lease(0, 1)
