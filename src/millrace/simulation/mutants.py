@@ -310,7 +310,14 @@ _is(
     "holds",
     lambda self, task: (_holds(self, task)[0], True),
 )
-_is("lost-credit", "What a consumer has used takes room in its buffer for ever.", CreditPool, "used", _always({}))
+_is(
+    "lost-credit",
+    "What a consumer has used takes room in its buffer for ever, and nothing is let in beyond that.",
+    CreditPool,
+    "used",
+    _always({}),
+    (CreditPool, "force", _always({})),
+)
 _is(
     "forgotten-loss",
     "A consumer whose connection to a worker broke waits for what was to come from it.",
