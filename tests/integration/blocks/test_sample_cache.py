@@ -1,6 +1,7 @@
 """The cache of samples: bounded, shared by threads and processes, and right whatever becomes of its files."""
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -274,6 +275,29 @@ class TestFiles:
         tmp_path.chmod(0o777)
         with pytest.raises(CacheError, match=str(tmp_path)):
             SampleCache(1 << 20, folder=tmp_path)
+
+    def test_a_dropped_cache_leaves_no_file_open(self):
+        gc.collect()  # what tests before this one have left
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            SampleCache(max_samples=5).read("a", 1, lambda: "sample")
+            gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_a_kept_sample_that_cannot_be_read_is_fetched_again_and_replaced(self, tmp_path, caplog):
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+            cache._table.put("a", 1, b"of a class that is gone")
+            assert cache.read("a", 1, lambda: "anew") == "anew"
+            assert cache.read("a", 1, nothing) == "anew"
+            assert cache.totals() == (1, len(pickle.dumps("anew", protocol=5)))
+        assert "is fetched again" in caplog.records[0].message
+
+    def test_a_copy_of_a_closed_cache_says_where_it_was(self):
+        cache = SampleCache(max_samples=5)
+        copy = pickle.dumps(cache)
+        cache.close()
+        with pytest.raises(CacheError, match=cache.folder):
+            pickle.loads(copy)
 
     def test_samples_that_cannot_be_pickled_are_read_without_the_cache(self, cache):
         for _ in range(2):

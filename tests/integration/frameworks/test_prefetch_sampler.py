@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import pickle
 import signal
 import threading
 
@@ -23,7 +24,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from millrace.errors import PipelineError, UnsureError
-from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache
+from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache, prefetcher
 
 COUNT = 200
 
@@ -155,6 +156,18 @@ def test_a_sampler_of_batches(cache):
         assert sorted(read(loader)) == list(range(COUNT))
 
 
+def test_a_sampler_travels_to_another_process_as_other_samplers_do(cache):
+    cached = CachedDataset(Squares(), cache)
+    subset = Subset(cached, range(50, 150))
+    with (
+        prefetching(SequentialSampler(subset), cached) as sampler,
+        contextlib.closing(pickle.loads(pickle.dumps(sampler))) as copy,
+    ):
+        next(iter(sampler))
+        assert list(copy) == list(range(100))
+        copy.sampler.data_source.dataset.cache.close()
+
+
 class TestWhichSamples:
     def test_a_sampler_that_names_no_dataset_is_of_the_one_given(self, cache):
         cached = CachedDataset(Squares(), cache)
@@ -224,6 +237,28 @@ class TestFailures:
             assert "was killed by SIGKILL; threads of this one go on" in caplog.records[0].message
             numbers.close()
 
+    def test_a_system_without_room_for_a_process_has_threads_fetch(self, cache, caplog, monkeypatch):
+        def full(*_, **__):
+            raise OSError("no room for another process")
+
+        caplog.set_level("INFO")
+        monkeypatch.setattr(prefetcher, "spawn", full)
+        cached = CachedDataset(Squares(), cache)
+        with prefetching(SequentialSampler(cached), cached) as sampler:
+            assert read(DataLoader(cached, sampler=sampler)) == list(range(COUNT))
+        assert any("no room for another process" in each.message for each in caplog.records)
+
+    def test_a_system_without_room_for_threads_leaves_fetching_to_the_loop(self, cache, caplog, monkeypatch):
+        def crowded(_):
+            raise RuntimeError("can't start new thread")
+
+        fetching = prefetcher.FetchThreads(CachedDataset(Squares(), cache), 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", crowded)
+            fetching.ask([1, 2, 3], 3)
+        assert fetching.forget() == [1, 2, 3]
+        assert "can't start new thread" in caplog.records[0].message
+
     def test_a_dataset_that_cannot_be_pickled_is_fetched_by_threads(self, cache, caplog):
         caplog.set_level("INFO")
         dataset = Squares(lock=threading.Lock())
@@ -242,10 +277,12 @@ def test_a_pass_that_is_left_is_not_fetched_on(cache):
         assert read(DataLoader(cached, sampler=sampler)) == list(range(COUNT))
 
 
-def test_a_state_goes_on_behind_what_was_handed_out(cache):
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own, with workers
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_goes_on_behind_what_was_handed_out(cache, workers):
     cached = CachedDataset(Squares(), cache)
     with prefetching(RandomSampler(cached, generator=seeded()), cached, fetch_size=8) as sampler:
-        loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler)
+        loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler, num_workers=workers)
         numbers = iter(loader)
         first = [next(numbers)[0].tolist() for _ in range(5)]
         state = loader.state_dict()
@@ -253,7 +290,7 @@ def test_a_state_goes_on_behind_what_was_handed_out(cache):
     with contextlib.closing(SampleCache(max_samples=64)) as other:
         cached = CachedDataset(Squares(), other)
         with prefetching(RandomSampler(cached, generator=seeded()), cached, fetch_size=8) as sampler:
-            loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler)
+            loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler, num_workers=workers)
             loader.load_state_dict(state)
             assert [each.tolist() for each, _ in loader] == rest
             assert sorted(itertools.chain(*first, *rest)) == list(range(COUNT))

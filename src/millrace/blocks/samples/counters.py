@@ -6,6 +6,7 @@ import mmap
 import operator
 import os
 import threading
+import weakref
 from typing import Any, Final
 
 import msgspec
@@ -82,6 +83,7 @@ class SampleCounters:
     def _open(self) -> None:
         """Map the file, and find a row that no other living process counts in."""
         self._handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._handle)
         os.posix_fallocate(self._handle, 0, _ROWS * _ROW_BYTES)
         table = np.frombuffer(mmap.mmap(self._handle, _ROWS * _ROW_BYTES), np.int64).reshape(_ROWS, len(_FIELDS))
         row = next((row for row in range(_ROWS) if lock(self._handle, row, wait=False)), None)
@@ -109,9 +111,9 @@ class SampleCounters:
     def close(self) -> None:
         """Leave the row to others; what is counted later counts for nothing. Idempotent."""
         with self._lock:
-            if self._handle >= 0 and self._pid == os.getpid():
-                os.close(self._handle)
-                self._handle, self._row = -1, np.zeros(len(_FIELDS), np.int64)
+            if self._pid == os.getpid():
+                self._close()
+                self._row = np.zeros(len(_FIELDS), np.int64)
 
 
 def read_counts(path: str) -> SampleCounts:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.blocks.samples.claims import Claims, place_of
 from millrace.blocks.samples.counters import SampleCounters, SampleCounts, read_counts
@@ -25,6 +25,12 @@ _log = logging.getLogger(__name__)
 _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
 _SHARE = 2
 """Without a bound, one part in so many of what the disk has free when the cache is made."""
+
+
+class _Kept(NamedTuple):
+    """A sample that was found; it may be None."""
+
+    value: Any
 
 
 class SampleCache:
@@ -97,7 +103,8 @@ class SampleCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._use = _join(self.folder, keep=True)  # what is there is the others'
+        with _errors(self.folder):
+            self._use = _join(self.folder, keep=True)  # what is there is the others'
         self._leave = weakref.finalize(self, _leave, self.folder, self._use, os.getpid(), keep=True, whole=False)
         self._open()
 
@@ -128,7 +135,7 @@ class SampleCache:
         kept = self._get(name, index)
         if kept is not None:
             counters.add(hits=1, waited_s=time.perf_counter() - began)
-            return pickle.loads(kept)  # noqa: S301 (this user's own, from a folder that nobody else can write to)
+            return kept.value
         sample, joined = self._fetch_or_join(name, index, fetch)
         seconds = time.perf_counter() - began
         counters.add(misses=1, joined=int(joined), waited_s=seconds, missed_s=seconds)
@@ -140,7 +147,7 @@ class SampleCache:
             with self._claims.claim(place) as ours:
                 kept = self._get(name, index)
                 if kept is not None:
-                    return pickle.loads(kept), joined  # noqa: S301 (as above)
+                    return kept.value, joined
                 if ours:
                     return self._fetch(name, index, fetch), joined
             joined = True
@@ -184,11 +191,20 @@ class SampleCache:
             self._warned = True
             _log.warning("sample %d could not be kept in %s: %s; it is read without the cache", index, self.folder, why)
 
-    def _get(self, name: str, index: int) -> bytes | None:
+    def _get(self, name: str, index: int) -> _Kept | None:
         try:
-            return self._table.get(name, index)
+            kept = self._table.get(name, index)
         except CacheError as error:
             self._refuse(name, index, str(error))
+            return None
+        if kept is None:
+            return None
+        try:
+            return _Kept(pickle.loads(kept))  # noqa: S301 (this user's own, from a folder that nobody else can write to)
+        except Exception as error:  # noqa: BLE001 - such as of a class that is not there any more
+            what = f"{type(error).__name__}: {error}"
+            _log.warning("sample %d in %s cannot be read and is fetched again: %s", index, self.folder, what)
+            self._table.drop(name, index)
             return None
 
     def _has(self, name: str, index: int) -> bool:

@@ -77,6 +77,13 @@ class SampleTable:
                     )
             return bytes(row[0])
 
+    def drop(self, name: str, index: int) -> None:
+        """Let go of a sample, if it is there."""
+        with self._connected() as base, _transaction(base):
+            gone = base.execute("delete from samples where name = ? and number = ? returning size", (name, index))
+            for (size,) in gone.fetchall():
+                base.execute("update total set count = count - 1, size = size - ?", (size,))
+
     def has(self, name: str, index: int) -> bool:
         """Tell whether a sample is there."""
         with self._connected() as base:

@@ -61,17 +61,18 @@ class PrefetchSampler(Sampler[Any]):
         self.sampler = sampler
         self.threads = threads
         self._chosen = fetch_size, prefetch_threshold
-        source = cache if positions is not None else _source_of(sampler)
-        if isinstance(cache, SampleCache):
-            self._datasets = _cached_below(source) or datasets_of(cache)
-        else:
-            self._datasets = _cached_below(source) or [cache]
-        if positions is not None or source is None:
-            self._place = _only(self._datasets, positions)
-        else:
-            self._place = _translation(source)
+        self._source = cache if positions is not None else _source_of(sampler)
+        self._positions = positions
+        known = datasets_of(cache) if isinstance(cache, SampleCache) else [cache]
+        self._datasets = _cached_below(self._source) or known
+        self._place = self._translation()
         self._prefetchers: dict[int, Prefetcher] = {}
         self._handed = self._skip = 0
+
+    def _translation(self) -> Callable[[int], Place]:
+        if self._positions is not None or self._source is None:
+            return _only(self._datasets, self._positions)
+        return _translation(self._source)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -146,7 +147,13 @@ class PrefetchSampler(Sampler[Any]):
             self._prefetchers.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prefetchers": {}}
+        return {name: value for name, value in vars(self).items() if name not in {"_prefetchers", "_place"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._prefetchers = {}
+        self._place = self._translation()
 
 
 def _draw(source: Iterator[Any], least: int) -> tuple[list[tuple[Any, int]], Iterator[Any] | None]:

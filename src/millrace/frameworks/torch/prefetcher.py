@@ -53,10 +53,13 @@ class FetchThreads:
             self._pending.extend(indices)
             for _ in range(len(self._pending) - unread):  # the loop came first, and got them itself
                 self._pending.popleft()
-            while len(self._threads) < min(self._count, len(self._pending)):
-                thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            try:
+                while len(self._threads) < min(self._count, len(self._pending)):
+                    thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            except (RuntimeError, MemoryError) as error:  # the next request tries again
+                _log.warning("%d threads fetch samples ahead, and not %d: %s", len(self._threads), self._count, error)
             self._changed.notify(len(indices))
 
     def forget(self) -> list[int]:
@@ -146,13 +149,13 @@ class _Helper:
         self._thread.start()
 
     def _run(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+        module, arguments = f"{__package__}.prefetch_process", [str(threads)]
         try:
             bundle = pack([dataset], ["CachedDataset"])
-        except ShippingError as error:
+            process = spawn(arguments, worker=True, module=module, stdout=subprocess.PIPE)
+        except (ShippingError, OSError) as error:
             _log.info("samples are fetched by threads of this process only: %s", error)
             return
-        arguments = [str(threads)]
-        process = spawn(arguments, worker=True, module=f"{__package__}.prefetch_process", stdout=subprocess.PIPE)
         self._process = process
         if self._closed.is_set():
             kill(process)
@@ -224,6 +227,7 @@ def _feed(words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) 
             fetching.ask(pending, len(pending))
         elif word == "ended":
             fetching = here
+            here.forget()  # of which all stands among what was asked for
             fetching.ask(list(asked), len(asked))  # those that are there by now cost a look
         else:
             here.close()
