@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -131,7 +132,7 @@ class TestTogether:
         cache = SampleCache(1 << 20, folder=tmp_path)
         cache.fetch_ahead("a", 1, cache.close)
         cache.fetch_ahead("a", 2, lambda: "sample")
-        assert os.listdir(tmp_path) == ["users"]
+        assert os.listdir(cache.folder) == ["users"]
         with pytest.raises(CacheError, match="was closed"):
             cache.read("a", 1, nothing)
 
@@ -194,7 +195,7 @@ def another(folder):
 
 class TestProcesses:
     def test_a_reader_waits_for_the_fetch_of_another_process(self, cache):
-        with another(cache.folder) as process:
+        with another(Path(cache.folder).parent) as process:
             assert process.stdout.readline() == "fetching\n"
             found = []
             reader = threading.Thread(target=lambda: found.append(cache.read("a", 1, nothing)))
@@ -206,7 +207,7 @@ class TestProcesses:
             assert cache.stats("a").fetched == 1
 
     def test_a_claim_passes_on_when_its_owner_dies(self, cache):
-        with another(cache.folder) as process:
+        with another(Path(cache.folder).parent) as process:
             assert process.stdout.readline() == "fetching\n"
             found = []
             reader = threading.Thread(target=lambda: found.append(cache.read("a", 1, lambda: "ours")))
@@ -224,7 +225,7 @@ class TestProcesses:
             assert process.stdout.read().endswith("read\n")
         assert mine.read("a", 1, nothing) == "theirs"
         mine.close()
-        assert [each for each in os.listdir(folder) if each != "users"] == []
+        assert os.listdir(mine.folder) == ["users"]
 
     def test_what_a_killed_process_left_is_not_taken_for_this_runs(self, tmp_path):
         with another(tmp_path) as process:
@@ -237,6 +238,17 @@ class TestProcesses:
 
 
 class TestFiles:
+    @pytest.mark.parametrize("keep", [False, True])
+    def test_files_of_the_users_are_left_alone(self, tmp_path, keep):
+        theirs = {"users.parquet", "users", "counts.csv", "counts", "claims.json", "samples.db", "samples.db.bak"}
+        for name in theirs:
+            (tmp_path / name).write_text("a user's")
+        for _ in range(2):
+            with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=keep)) as cache:
+                cache.read("a", 1, lambda: "sample")
+        assert {each.name for each in tmp_path.iterdir() if each.is_file()} == theirs
+        assert {(tmp_path / name).read_text() for name in theirs} == {"a user's"}
+
     def test_a_temporary_folder_goes_with_the_cache(self):
         cache = SampleCache(max_samples=5)
         cache.read("a", 1, lambda: "sample")
@@ -254,7 +266,7 @@ class TestFiles:
     def test_a_damaged_database_is_thrown_away(self, tmp_path, garbage):
         with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
             cache.read("a", 1, lambda: "sample")
-        (tmp_path / "samples.db").write_bytes(garbage)
+        (tmp_path / "millrace-samples/samples.db").write_bytes(garbage)
         with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
             assert cache.read("a", 1, lambda: "anew") == "anew"
 
@@ -271,8 +283,9 @@ class TestFiles:
         assert len(caplog.records) == 1
 
     def test_a_folder_of_somebody_else_is_refused_with_its_name(self, tmp_path):
-        (tmp_path / "other").write_text("a file of the user's")
-        tmp_path.chmod(0o777)
+        (tmp_path / "millrace-samples").mkdir()
+        (tmp_path / "millrace-samples/other").write_text("a file of the user's")
+        (tmp_path / "millrace-samples").chmod(0o777)
         with pytest.raises(CacheError, match=str(tmp_path)):
             SampleCache(1 << 20, folder=tmp_path)
 

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import time
@@ -23,6 +24,9 @@ from millrace.private_folder import make_private, private
 
 _log = logging.getLogger(__name__)
 _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
+_OURS = re.compile(r"samples\.db(-wal|-shm|-journal)?|claims|users|counts-[0-9a-f]{16}")
+_OWN = "millrace-samples"
+"""Folder in the one that a user names, which may hold other files."""
 _SHARE = 2
 """Without a bound, one part in so many of what the disk has free when the cache is made."""
 
@@ -43,8 +47,9 @@ class SampleCache:
         max_bytes: bytes of samples to keep at most; None: half of what the disk has free, unless ``max_samples`` is
             given.
         max_samples: samples to keep at most; None: no bound but ``max_bytes``.
-        folder: where they are kept; None: a temporary folder, which goes when the cache is closed or dropped.
-        keep: leave a ``folder`` as it is when the cache is closed, so that the next run begins with what is there.
+        folder: in which they are kept, in a folder of their own; None: a temporary folder, which goes when the cache
+            is closed or dropped.
+        keep: leave samples in ``folder`` when the cache is closed, so that the next run begins with what is there.
         eviction: which samples leave first: ``"fifo"`` those that came first, ``"lru"`` those that were read longest
             ago, ``"random"`` any.
 
@@ -72,7 +77,10 @@ class SampleCache:
         if keep and folder is None:
             raise PipelineError("SampleCache: keep=True needs folder=..., as a temporary folder does not stay")
         self.shared = folder is not None
-        self.folder = tempfile.mkdtemp(prefix="millrace-samples-") if folder is None else os.path.abspath(folder)
+        if folder is None:
+            self.folder = tempfile.mkdtemp(prefix=f"{_OWN}-")
+        else:
+            self.folder = os.path.join(os.path.abspath(folder), _OWN)
         with _errors(self.folder):
             make_private(self.folder, _is_ours)
             self._use = _join(self.folder, keep=keep)
@@ -270,7 +278,7 @@ def is_int(value: object) -> bool:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith((_SAMPLES, _CLAIMS, _COUNTS, _USERS))
+    return bool(_OURS.fullmatch(file))
 
 
 def _join(folder: str, *, keep: bool) -> int:
