@@ -187,6 +187,7 @@ dataset = mr.Dataset.range(10**6).map(slow)
 elements = iter(dataset.distribute(sys.argv[1], target_workers="local", local_workers=2))
 next(elements)
 print("reading", flush=True)
+sys.stdin.readline()
 if sys.argv[2] == "reads":
     for _ in elements:
         pass
@@ -208,6 +209,9 @@ def test_however_the_training_ends_its_local_workers_do(by_hand, end):
         assert process.stdout is not None
         assert process.stdout.readline() == b"reading\n"
         local = local_pids(by_hand)
+        assert process.stdin is not None
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
         if end == "killed":
             process.kill()
         for pid in local:

@@ -1,6 +1,7 @@
 """Calls: questions of any size to the dispatcher."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -92,6 +93,35 @@ def test_a_channel_that_another_thread_closes_just_before_it_is_used(channel, mo
     monkeypatch.setattr(channel, "check_usable", close_once_looked_at)
     with pytest.raises(ServiceError, match=r"this ControlChannel to .* is closed"):
         use(channel)
+
+
+def test_a_channel_that_closes_does_not_join_threads_whose_calls_ended_at_once(channel, monkeypatch):
+    begin, joined = channel._begun, []
+
+    class Asking(threading.Thread):  # like one of TensorFlow's, which nobody may join
+        def join(self, timeout=None):
+            joined.append(self)
+            super().join(timeout)
+
+    def begin_and_wait(*args, **options):
+        call = begin(*args, **options)
+        call.code()  # as soon as it has ended
+        return call
+
+    def ask():
+        with pytest.raises(PipelineError):
+            channel.call("Conflict", None, None)
+        asked.set()
+        assert closed.wait(PROMPTLY_S)
+
+    monkeypatch.setattr(channel, "_begun", begin_and_wait)
+    asked, closed, thread = threading.Event(), threading.Event(), Asking(target=ask)
+    thread.start()
+    assert asked.wait(PROMPTLY_S)
+    channel.close()
+    closed.set()
+    assert joined == []
+    thread.join(PROMPTLY_S)
 
 
 def test_a_request_over_the_bound_is_not_sent(channel, monkeypatch):

@@ -256,7 +256,7 @@ class ControlChannel:
             replies = self._begun(self._channel.unary_stream(path), encoded, **options)
         else:
             replies = self._begun(self._channel.stream_stream(path), self._remembered(rpc.cut(encoded)), **options)
-        replies.add_done_callback(lambda _: self.remember_thread())
+        self.remember_end_of(replies)
         del encoded
         try:
             reply = bytearray()
@@ -295,6 +295,16 @@ class ControlChannel:
         with self._lock:
             self._threads = {thread for thread in self._threads if thread.is_alive()} | {threading.current_thread()}
 
+    def remember_end_of(self, call: Any) -> None:
+        """Remember the thread on which gRPC says that ``call`` has ended."""
+        caller = threading.current_thread()
+
+        def ended(_: Any) -> None:
+            if threading.current_thread() is not caller:  # else it had ended already, and gRPC says so at once
+                self.remember_thread()
+
+        call.add_done_callback(ended)
+
     def _why_unreachable(self) -> str:
         """Try once more, without waiting, to learn what fails."""
         try:
@@ -307,8 +317,7 @@ class ControlChannel:
         return "no answer at all"
 
     def forget(self, session: ClientSession) -> None:
-        """Forget ``session``, which has ended; called on gRPC's thread."""
-        self.remember_thread()
+        """Forget ``session``, which has ended."""
         with self._lock:
             self._sessions.discard(session)
 
@@ -349,6 +358,7 @@ class ClientSession:
         self._ended = False
         self._failure: MillraceError | None = None
         self._call = start(self._outgoing())
+        channel.remember_end_of(self._call)
         self._call.add_done_callback(self._on_done)
 
     def send(self, message: Any) -> None:
