@@ -163,7 +163,11 @@ class BehindReader(ElementIterator):
             if self._behind is not None:
                 _wake(self._reader, self._closing)
                 self._behind.close()
-                self._closing = threading.Event()
+                self._failure = StateError(
+                    "this iterator ended as a state was loaded into it from which it could not go on: load another "
+                    "one, or iterate anew"
+                )  # unless it can
+            self._closing = threading.Event()
             self._reader.load([pack(each) for each in loaded])
             self._begin = self._account = self._behind = self._failure = None
             self._closed, self._loaded = False, loaded

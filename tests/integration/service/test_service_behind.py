@@ -113,6 +113,31 @@ def test_in_a_fixed_order_the_rest_is_what_it_would_have_been(service):
     assert [tuple(map(np.ndarray.tolist, pair)) for pair in head + rest] == whole
 
 
+def test_a_state_is_loaded_into_an_iterator_whatever_has_become_of_that(service):
+    def dataset(count=COUNT):
+        return mr.Dataset.range(count).batch(5).distribute(service.address, tasks=12).unbatch().filter(is_wanted)
+
+    with dataset(COUNT // 2) as other, iter(other) as epoch:
+        next(epoch)
+        foreign = epoch.state_dict()
+    with dataset() as part:
+        epoch = iter(part)
+        fresh = epoch.state_dict()
+        epoch.close()
+        assert list(epoch) == []
+        epoch.load_state_dict(fresh)  # of one that nobody had asked
+        head = numbers(itertools.islice(epoch, 50))
+        state = epoch.state_dict()
+        assert numbers(itertools.islice(epoch, 20))
+        with pytest.raises(mr.StateError, match="with other operators"):
+            epoch.load_state_dict(foreign)
+        with pytest.raises(mr.StateError, match="load another one"):
+            next(epoch)
+        for _ in range(2):  # of one that has failed, and of one that has ended
+            epoch.load_state_dict(state)
+            assert Counter(head) + Counter(numbers(epoch)) == ALL
+
+
 def test_what_orders_anew_has_states_between_epochs_only(service):
     with served(service).unbatch().shuffle(50) as dataset:
         dataset.load_state_dict(dataset.state_dict())

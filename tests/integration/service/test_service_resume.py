@@ -196,13 +196,14 @@ def test_what_changed_is_said(service, tmp_path):
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
-@pytest.mark.parametrize("own", [True, False])
-def test_a_rank_loads_through_its_iterator_when_another_has_loaded(service, own):
+@pytest.mark.parametrize(("own", "behind"), [(True, False), (False, False), (True, True)])
+def test_a_rank_loads_through_its_iterator_when_another_has_loaded(service, own, behind):
     """Loaders make an iterator and then load into it; meanwhile the job may have begun anew with another's state."""
     many = mr.Dataset.range(4000).shuffle(4000, seed=5).batch(20)
 
     def rank(index):
-        return many.distribute(service.address, job_name="pair", num_consumers=2, consumer_index=index)
+        part = many.distribute(service.address, job_name="pair", num_consumers=2, consumer_index=index)
+        return part.map(lambda batch: batch) if behind else part
 
     def there(status):
         return any(job["name"] == "pair" for job in status["jobs"])
