@@ -558,3 +558,20 @@ def test_a_tail_that_was_given_back_ends_with_what_it_collects(visitation, again
     service.run()
     assert (runs_of(service, 2) > 1) == again
     assert all(peer.done for peer in service.consumers.values())
+
+
+@pytest.mark.parametrize("visitation", ["exactly_once", "at_most_once", "zero_once_or_more"])
+def test_a_worker_comes_back_with_neither_a_tail_nor_what_that_collects(visitation):
+    """The tail is not run again, and what it collects ends with it."""
+    service, peer = started(FakePlan(2, 2), visitation=visitation, epochs=1)
+    [worker] = service.workers.values()
+    for lease in list(worker.leases):
+        service.finish(worker, lease)
+    for task in service.readable(peer):
+        service.read(peer, task)
+    assert [lease.ref.task for lease in worker.leases.values()] == [2]
+    for held in (worker.leases, worker.finished, worker.leftovers):
+        held.clear()
+    service.hello(worker.name)
+    service.run()
+    assert peer.done

@@ -64,6 +64,8 @@ def hello(tx: Transaction, message: msg.WorkerHello) -> None:
     for name in worker.open:
         tx.to_worker(worker.id, open_message(tx.state.jobs[name]))
     for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
+        if leased_by(tx.state, worker.id, msg.TaskRef(name, number, task), lease) is None:
+            continue  # it is over, with a tail that is not run again
         entry_or_none = held.get(lease)
         job = tx.state.jobs[name]
         if entry_or_none is None:
