@@ -32,18 +32,23 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a message changes in a way that an older peer would misread."""
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error on its way to a consumer: class name in :mod:`millrace.errors`, and what that class holds."""
+    """An error on its way to a consumer: class name in :mod:`millrace.errors`, and what that class holds.
+
+    Attributes:
+        needs: bytes of buffer of a worker where it would not happen; 0: it would anywhere.
+    """
 
     kind: str
     message: str
     operator: str = ""
     where: str = ""
     user_traceback: str = ""
+    needs: int = 0
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True):
@@ -140,12 +145,11 @@ class ProbeReport(Message, frozen=True, tag="TaskAt"):
 
 
 class TaskFailed(Message, frozen=True, tag="TaskFailed"):
-    """The task can't run, here or elsewhere; but for a worker whose buffer has ``needs`` bytes, if that is set."""
+    """The task can't run, here or elsewhere; but for a worker whose buffer is as large as the failure says."""
 
     ref: TaskRef
     lease: int
     failure: Failure
-    needs: int = 0
 
 
 class LeftoversLost(Message, frozen=True, tag="LeftoversLost"):

@@ -79,7 +79,7 @@ class SimulatedRun:
         except LeftoversMissingError as error:
             outcome = inp.Missing(error.tasks)
         except OversizedError as error:
-            outcome = inp.RunFailed(msg.Failure("ElementTooLargeError", str(error)), error.needs)
+            outcome = inp.RunFailed(msg.Failure("ElementTooLargeError", str(error), needs=error.needs))
         return inp.RunEnded(self.lane, outcome, self.using.told() if self.using is not None else ())
 
     def _ask(self, want: inp.Want) -> Steps[act.Verdict]:

@@ -25,7 +25,8 @@ def failure_of(error: BaseException, doing: str = "") -> Failure:
             _public_name(error), text, shorten(error.operator), shorten(error.where), shorten(error.user_traceback)
         )
     if isinstance(error, errors.MillraceError):
-        return Failure(_public_name(error), _noted(str(error), error))
+        needs = error.needs if isinstance(error, errors.ElementTooLargeError) else 0
+        return Failure(_public_name(error), _noted(str(error), error), needs=needs)
     summary = shorten("".join(traceback.format_exception_only(error)).strip())
     text = shorten("".join(traceback.format_exception(error)))
     return Failure("MillraceError", f"{doing}: {summary}" if doing else summary, user_traceback=text)
@@ -58,7 +59,10 @@ def error_of(failure: Failure) -> errors.MillraceError:
             user_traceback=failure.user_traceback,
         )
     text = f"{failure.message}\n\n{failure.user_traceback}" if failure.user_traceback else failure.message
-    return kind(text)
+    error = kind(text)
+    if isinstance(error, errors.ElementTooLargeError):
+        error.needs = failure.needs
+    return error
 
 
 def _public_name(error: errors.MillraceError) -> str:

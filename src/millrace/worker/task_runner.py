@@ -126,10 +126,10 @@ class LaneThread:
 
 def _failed(lease: LeaseTask, error: BaseException) -> inp.RunFailed:
     doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
-    needs = error.needs if isinstance(error, ElementTooLargeError) else 0
-    if needs:
+    failure = failure_of(error, doing)
+    if failure.needs:
         _logger.warning("%s: %s; another worker gets it, if there is one that may keep as much", doing, error)
-    return inp.RunFailed(failure_of(error, doing), needs)
+    return inp.RunFailed(failure)
 
 
 class _Run:

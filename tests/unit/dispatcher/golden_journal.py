@@ -130,14 +130,14 @@ def _be_oversized(service: Service) -> None:
     """A job with an output that is too large for all workers but one."""
     service.add_worker("large", buffer_bytes=1 << 30)
     peer = service.join("oversized", "oversized")
-    failure = msg.Failure("ElementTooLargeError", "output 0 of task 0 has 1,048,576 bytes")
+    failure = msg.Failure("ElementTooLargeError", "output 0 of task 0 has 1,048,576 bytes", needs=1 << 20)
     while not service.state.jobs["oversized"].needs:
         service.work(read=False)
         for worker in list(service.workers.values()):
             for number, lease in list(worker.leases.items()):
                 if lease.ref.job == "oversized" and worker.name != "large" and number in worker.leases:
                     del worker.leases[number]
-                    service.say(inp.WorkerSaid(worker.name, msg.TaskFailed(lease.ref, number, failure, 1 << 20)))
+                    service.say(inp.WorkerSaid(worker.name, msg.TaskFailed(lease.ref, number, failure)))
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     service.kill("large")
 

@@ -16,16 +16,15 @@ from millrace.control.membership.workers import hand_over_shares
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
-from millrace.control.tasks.leases import leased_by, revoke
-from millrace.protocol.messages import Failure, Notice, TaskFailed
+from millrace.control.tasks.leases import revoke
+from millrace.protocol.messages import Failure, Notice
 
 
-def passed_on(tx: Transaction, worker: str, message: TaskFailed) -> bool:
+def passed_on(tx: Transaction, job: Job, failure: Failure) -> bool:
     """Whether other workers have a large enough buffer for what a task gives; then the job is theirs from now on."""
-    found = leased_by(tx.state, worker, message.ref, message.lease)
-    if found is None or not _able(tx.state, found[0], message.needs):
+    needs = failure.needs
+    if not needs or not _able(tx.state, job, needs):
         return False
-    job, needs = found[0], message.needs
     tx.emit(BufferNeeded(job.name, max(needs, job.needs)))
     small = [each for each in tx.state.workers.values() if not fits(job, each)]
     for each in small:
@@ -41,11 +40,11 @@ def passed_on(tx: Transaction, worker: str, message: TaskFailed) -> bool:
     return True
 
 
-def explained(tx: Transaction, job: Job, message: TaskFailed) -> Failure:
-    """Why the job fails: no worker may keep as much."""
-    return msgspec.structs.replace(
-        message.failure, message=f"{message.failure.message}. {_nobody(tx.state, job, message.needs)}"
-    )
+def explained(tx: Transaction, job: Job, failure: Failure) -> Failure:
+    """Why the job fails: if that is too large an output, no worker may keep as much."""
+    if not failure.needs:
+        return failure
+    return msgspec.structs.replace(failure, message=f"{failure.message}. {_nobody(tx.state, job, failure.needs)}")
 
 
 def watch(tx: Transaction) -> None:

@@ -20,10 +20,8 @@ from millrace.protocol.messages import TaskFailed
 
 def failed(tx: Transaction, worker: str, message: TaskFailed) -> None:
     """Keep a failure that ends its job when its turn comes, or let another worker try."""
-    if message.needs and oversized.passed_on(tx, worker, message):
-        return
     found = leased_by(tx.state, worker, message.ref, message.lease)
-    if found is None:
+    if found is None or oversized.passed_on(tx, found[0], message.failure):
         return
     job, (_, number, task) = found[0], (message.ref.job, message.ref.epoch, message.ref.task)
     if number > job.newest:
@@ -31,20 +29,25 @@ def failed(tx: Transaction, worker: str, message: TaskFailed) -> None:
         tx.emit(TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
         tx.emit(EpochHeld(job.name, number))
         return
-    failure = oversized.explained(tx, job, message) if message.needs else message.failure
     tx.emit(TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
-    tx.emit(TaskBroke(job.name, number, task, failure))
+    tx.emit(TaskBroke(job.name, number, task, message.failure))
     watch(tx)
 
 
 def watch(tx: Transaction) -> None:
-    """Fail those of the touched jobs that have come to a task that failed; of several to the first one."""
+    """Fail those of the touched jobs that have come to a task that failed; of several to the first one.
+
+    What was too large for all workers there were runs again if one has come meanwhile that may keep as much.
+    """
     for name in sorted(tx.state.index.touched & tx.state.jobs.keys()):
         job = tx.state.jobs[name]
-        due = [(number, min(tasks)) for number, epoch in job.epochs.items() if (tasks := _due(job, number))]
-        if due:
-            number, task = min(due)
-            fail_job(tx, job, job.epochs[number].failures[task])
+        due = [(number, task) for number in job.epochs for task in _due(job, number)]
+        for number, task in sorted(due):
+            failure = job.epochs[number].failures[task]
+            if not oversized.passed_on(tx, job, failure):
+                fail_job(tx, job, oversized.explained(tx, job, failure))
+                break
+            tx.emit(TaskReleased(job.name, number, task, "a worker has come that may keep what it gives"))
 
 
 def _due(job: Job, number: int) -> list[int]:

@@ -245,7 +245,7 @@ class RunControl:
         self._pause(run, now)
         self._grant(self.probes.leave(lane.number), now)
         self.leaves_code(lane.number, now)
-        if isinstance(outcome, inp.RunFailed) and not outcome.needs:
+        if isinstance(outcome, inp.RunFailed) and not outcome.failure.needs:
             run.state = Delivering(outcome, now)
             self._deliver(lane, run, run.state, now)
         else:
@@ -274,8 +274,8 @@ class RunControl:
         match outcome:
             case inp.Missing(tasks=tasks):
                 return msg.LeftoversLost(ref, lease.lease, tasks)
-            case inp.RunFailed(failure=failure, needs=needs):
-                return msg.TaskFailed(ref, lease.lease, failure, needs)
+            case inp.RunFailed(failure=failure):
+                return msg.TaskFailed(ref, lease.lease, failure)
         assert isinstance(outcome, inp.RunFinished)
         if lease.received >= 0:
             kept = lane.buffer.finish(run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=outcome.nothing)

@@ -139,10 +139,9 @@ class RunFinished(msgspec.Struct, frozen=True):
 
 
 class RunFailed(msgspec.Struct, frozen=True):
-    """The run failed; with ``needs``, as an output has so many bytes, more than this worker may keep."""
+    """The run failed; if the failure ``needs`` something, as an output is larger than what this worker may keep."""
 
     failure: msg.Failure
-    needs: int = 0
 
 
 class Missing(msgspec.Struct, frozen=True):

@@ -19,8 +19,9 @@ def fail(service: Service, name: str, needs: int = LARGE) -> None:
     worker = service.workers[name]
     number, lease = next(iter(worker.leases.items()))
     del worker.leases[number]
-    failure = msg.Failure("ElementTooLargeError", f"output 0 of task {lease.ref.task} has {needs:,} bytes")
-    service.say(inp.WorkerSaid(name, msg.TaskFailed(lease.ref, number, failure, needs)))
+    text = f"output 0 of task {lease.ref.task} has {needs:,} bytes"
+    failure = msg.Failure("ElementTooLargeError", text, needs=needs)
+    service.say(inp.WorkerSaid(name, msg.TaskFailed(lease.ref, number, failure)))
 
 
 def begun(plan: FakePlan | None = None) -> Service:
@@ -117,6 +118,42 @@ def test_a_job_fails_if_nobody_may_keep_as_much_and_says_what_to_start():
         "still come, does not bring the job back: start it first, with --buffer-bytes 629145600, and then the training "
         "again"
     )
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_was_too_large_for_all_runs_again_if_a_large_one_has_come_by_its_turn(restart):
+    """In a fixed order the job fails once what comes before has been read: until then there is time."""
+    service = Service(FakePlan(4))
+    small = service.add_worker("small", buffer_bytes=MIB)
+    peer = service.join("x", deterministic=True, epochs=1)
+    service.plan_tasks(small)
+    first, second = small.leases
+    small.leases = {second: small.leases[second], first: small.leases[first]}
+    fail(service, "small")
+    assert service.state.jobs["a"].failure is None
+    if restart:
+        service.restart()
+        service.hello("small")
+        service.rejoin(peer)
+    service.add_worker("large", buffer_bytes=256 * MIB)
+    service.run()
+    assert peer.complete == [0, 1, 2, 3]
+    assert peer.failure is None
+    assert not service.state.workers["small"].job
+    assert plain(service.replayed()) == plain(service.state)
+
+
+def test_why_a_job_fails_of_too_large_an_output_says_which_workers_there_are_by_then():
+    service = Service(FakePlan(4))
+    small = service.add_worker("small", buffer_bytes=MIB)
+    peer = service.join("x", deterministic=True, epochs=1)
+    service.plan_tasks(small)
+    first, second = small.leases
+    small.leases = {second: small.leases[second], first: small.leases[first]}
+    fail(service, "small")
+    service.add_worker("larger", buffer_bytes=2 * MIB)
+    service.run()
+    assert "The largest of 2 workers may keep 2,097,152 bytes" in peer.failure.message
 
 
 def test_it_waits_a_while_for_the_last_large_one_to_come_back():

@@ -76,8 +76,9 @@ def test_an_output_that_no_outbox_could_hold_is_refused():
     lane = driver.lease(0, 1)
     driver.begin(lane)
     assert driver.put(lane, 0, 101) == act.TooLarge(100)
-    driver.feed(inp.RunEnded(lane, inp.RunFailed(FAILURE, 101)))
-    assert driver.told() == [msg.TaskFailed(ref(0), 1, FAILURE, 101)]
+    failure = msg.Failure("ElementTooLargeError", "no", needs=101)
+    driver.feed(inp.RunEnded(lane, inp.RunFailed(failure)))
+    assert driver.told() == [msg.TaskFailed(ref(0), 1, failure)]
 
 
 @pytest.mark.parametrize("blocked", [False, True])
