@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from millrace.errors import (
@@ -82,6 +83,10 @@ __all__ = [
     "Visitation",
     "__version__",
 ]
+
+# DataLoader forks its workers from processes that may talk to a dispatcher; without gRPC's support of forks any use of
+# gRPC in such a child hangs. gRPC reads the variable once, when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 _LATE = {
     "AUTOTUNE": "millrace.graph.nodes",

@@ -55,3 +55,14 @@ def test_version_is_the_packages():
     assert fresh("import importlib.metadata as m, millrace; print(m.version('millrace') == millrace.__version__)") == (
         "True\n"
     )
+
+
+def test_grpc_that_is_imported_later_supports_forks():
+    code = """
+import os
+os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+import millrace
+from grpc._cython import cygrpc
+print(cygrpc.is_fork_support_enabled())
+"""
+    assert fresh(code) == "True\n"

@@ -5,6 +5,8 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from tests.integration.own_host import OWN_HOST
+from tests.integration.wire.conftest import PEER
 from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
 from millrace.errors import (
@@ -223,6 +226,26 @@ def test_forked_children_open_channels_of_their_own(dispatcher, peer):
 def test_children_that_are_forked_while_other_threads_use_grpc_do_not_hang(dispatcher, peer):
     with peer("forking_often", dispatcher.address) as (_, line):
         assert line == "over"
+
+
+def test_children_that_are_forked_in_a_row_find_grpcs_threads_at_rest(dispatcher, peer):
+    with peer("forking_in_a_row", dispatcher.address) as (_, line):
+        assert line == "b'' [0, 0, 0, 0, 0]"
+
+
+AFTER_GRPC = """
+import grpc, runpy, sys
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_children_may_use_grpc_though_it_was_imported_first_if_the_variable_was_set(dispatcher, peer):
+    command = [sys.executable, "-c", AFTER_GRPC, str(PEER), "forking", dispatcher.address]
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "1"}
+    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert found.stdout.splitlines()[3:] == ["child got 3", "parent got 4"]
 
 
 def test_forks_that_grpc_does_not_support_are_refused(dispatcher, peer):

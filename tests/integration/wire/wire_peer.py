@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 
 import msgspec
@@ -158,6 +159,34 @@ def forking_often(address):
     for thread in threads:
         thread.join()
     say("over")
+
+
+def forking_in_a_row(address):
+    """Fork children right after one another, letting other threads run before each, and say how they and gRPC fare."""
+
+    def yield_often():
+        for _ in range(100):
+            select.select([], [], [], 0)
+
+    os.register_at_fork(before=yield_often)  # as no channel is open yet, it is called behind what gRPC does
+    with tempfile.TemporaryFile() as complaints:
+        os.dup2(complaints.fileno(), sys.stderr.fileno())
+        with ControlChannel(address) as first, ControlChannel(address) as second:
+            sessions = [channel.open_session(Ping) for channel in (first, second)]
+            children = []
+            for _ in range(5):
+                pid = os.fork()
+                if pid == 0:
+                    with ControlChannel(address, timeout=20) as own:
+                        own.connect()
+                    os._exit(0)
+                children.append(pid)
+            statuses = [os.waitpid(pid, 0)[1] for pid in children]
+            for session in sessions:
+                session.send(Ping(1))
+                next(session)
+        complaints.seek(0)
+        say(complaints.read(), statuses)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import functools
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -16,10 +15,10 @@ import grpc
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
-from millrace.wire import FORK_SUPPORT
 from millrace.wire.address import format_address, parse_address
 from millrace.wire.auth import Identity, check_token_form
 from millrace.wire.control import rpc
+from millrace.wire.control.fork_gate import GatedCall, forks
 from millrace.wire.own_token import check_listener, resolve
 
 _OPTIONS = (
@@ -36,57 +35,6 @@ _CLOSE_S = 2.0
 _PROBE_S = 1.0
 
 T = TypeVar("T")
-
-
-class _Forks:
-    """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it.
-
-    In a forked child gRPC cancels the parent's calls, and takes locks for that. It lets none of its own threads hold
-    one as the process forks; other threads are ours to see to. They use gRPC with ``gate`` held, which a fork waits
-    for once gRPC's threads rest, and close channels, which needs gRPC's threads, with ``closing`` held, which a fork
-    waits for before that.
-    """
-
-    def __init__(self) -> None:
-        self.open_channels = 0
-        self.stranded = False
-        self.calls = weakref.WeakSet[Any]()
-        self.gate, self.closing = threading.RLock(), threading.RLock()
-        self._expects = False
-        os.register_at_fork(before=self.gate.acquire, after_in_parent=self.gate.release, after_in_child=self._forked)
-
-    def opened(self) -> None:
-        """Note that gRPC has opened a channel, and has registered what it does at forks."""
-        with self.gate:
-            self.open_channels += 1
-            if not self._expects:  # handlers are called in the reverse order before a fork
-                self._expects, release = True, self.closing.release
-                os.register_at_fork(before=self.closing.acquire, after_in_parent=release, after_in_child=release)
-
-    def _forked(self) -> None:
-        for call in self.calls:  # whoever waits for its answer looks at it now and then, with its lock held
-            call._state.reset_postfork_child()  # noqa: SLF001 (as gRPC does where its own threads wait)
-        self.calls.clear()
-        self.gate.release()
-        self.stranded = self.open_channels > 0 and not FORK_SUPPORT
-        self.open_channels = 0
-
-
-_forks = _Forks()
-
-
-class _GatedCall:
-    """Handle of a call in gRPC's core that is not used while the process forks."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return functools.partial(self._through, getattr(self._call, name))
-
-    def _through(self, method: Callable[..., Any], *args: Any) -> Any:
-        with _forks.gate:
-            return method(*args)
 
 
 class ControlChannel:
@@ -106,11 +54,11 @@ class ControlChannel:
         self.address = format_address(*parse_address(address))
         token, self._own = resolve(address, token)
         check_token_form(token)
-        if _forks.stranded:
+        if forks.stranded:
             raise ServiceError(
-                "this process was forked while gRPC was in use, and grpc was imported before millrace, so it cannot be"
-                " used here. Import millrace before whatever imports grpc, set GRPC_ENABLE_FORK_SUPPORT=1, or start"
-                " processes with multiprocessing_context='spawn'"
+                "this process was forked while gRPC was in use, and gRPC's support of forks is off, so it cannot be"
+                " used here. Set GRPC_ENABLE_FORK_SUPPORT=1 before anything imports grpc (`import millrace` does unless"
+                " it is set already), or start processes with multiprocessing_context='spawn'"
             )
         self._timeout = timeout
         self._metadata = rpc.metadata_of(token)
@@ -119,8 +67,7 @@ class ControlChannel:
         self._sessions: set[ClientSession] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        self._channel = grpc.insecure_channel(f"dns:///{self.address}", options=_OPTIONS)
-        _forks.opened()
+        self._channel = forks.open(f"dns:///{self.address}", _OPTIONS)
 
     def connect(self) -> Identity:
         """Wait for the dispatcher to answer and to accept this process; return its identity.
@@ -207,9 +154,7 @@ class ControlChannel:
             sessions = tuple(self._sessions)
         for session in sessions:
             session.close()
-        with _forks.closing:
-            self._channel.close()
-        _forks.open_channels -= 1
+        forks.close(self._channel)
         for thread in self._threads - {threading.current_thread()}:
             thread.join(_CLOSE_S)
 
@@ -275,10 +220,10 @@ class ControlChannel:
     def _begun(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Begin a call of gRPC's."""
         try:
-            with _forks.gate:
+            with forks.gate:
                 begun = call(*args, **options)
-                begun._call = _GatedCall(begun._call)  # noqa: SLF001 (who waits for an answer first asks through it)
-                _forks.calls.add(begun)
+                begun._call = GatedCall(begun._call)  # noqa: SLF001 (who waits for an answer first asks through it)
+                forks.calls.add(begun)
                 return begun
         except ValueError:  # another thread has closed the channel since it was found usable
             self.check_usable()

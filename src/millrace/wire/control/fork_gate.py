@@ -1,0 +1,99 @@
+"""Gate between forks of this process and its use of gRPC: docs/design/0015-forks.md."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc._cython import cygrpc
+
+
+class ForkGate:
+    """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it.
+
+    In a forked child gRPC cancels the parent's calls, and takes locks for that. It lets none of its own threads hold
+    one as the process forks; other threads are ours to see to. They use gRPC with ``gate`` held, which a fork waits
+    for once gRPC's threads rest, and close channels, which needs gRPC's threads, with ``closing`` held, which a fork
+    waits for before that.
+    """
+
+    def __init__(self) -> None:
+        self.open_channels = 0
+        self.stranded = False
+        self.calls = weakref.WeakSet[Any]()
+        self.gate, self.closing = threading.RLock(), threading.RLock()
+        self._expects = False
+        os.register_at_fork(before=self.gate.acquire, after_in_parent=self.gate.release, after_in_child=self._forked)
+
+    def open(self, target: str, options: Any) -> grpc.Channel:
+        """Open a channel, with which gRPC registers what it does at forks."""
+        with self.gate:
+            channel = grpc.insecure_channel(target, options=options)
+            self.open_channels += 1
+            if not self._expects:  # handlers are called in the reverse order before a fork
+                self._expects, release = True, self.closing.release
+                os.register_at_fork(before=self.closing.acquire, after_in_parent=release, after_in_child=self._ready)
+                _hold_threads()
+            return channel
+
+    def close(self, channel: grpc.Channel) -> None:
+        """Close a channel."""
+        with self.closing:
+            channel.close()
+        with self.gate:
+            self.open_channels -= 1
+
+    def _ready(self) -> None:
+        """Go on in a child, in which gRPC has made its state anew."""
+        _hold_threads()
+        self.closing.release()
+
+    def _forked(self) -> None:
+        for call in self.calls:  # whoever waits for its answer looks at it now and then, with its lock held
+            call._state.reset_postfork_child()  # noqa: SLF001 (as gRPC does where its own threads wait)
+        self.calls.clear()
+        self.gate.release()
+        self.stranded = self.open_channels > 0 and not cygrpc.is_fork_support_enabled()
+        self.open_channels = 0
+
+
+def _hold_threads() -> None:
+    """Have gRPC's threads rest until the process forks no more.
+
+    By themselves they go on after one fork. If the next one begins before they run, it takes them to be at rest still,
+    and they are in gRPC's core as the process forks.
+    """
+    state = getattr(cygrpc, "_fork_state", None)
+    if state is None:  # a gRPC that does it another way
+        return
+    condition: Any = state.fork_in_progress_condition
+
+    def wait(timeout: float | None = None) -> bool:
+        woken = True
+        while woken and state.fork_in_progress:
+            woken = threading.Condition.wait(condition, timeout)
+        return woken
+
+    condition.wait = wait
+
+
+forks = ForkGate()
+
+
+class GatedCall:
+    """Handle of a call in gRPC's core that is not used while the process forks."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._through, getattr(self._call, name))
+
+    def _through(self, method: Callable[..., Any], *args: Any) -> Any:
+        with forks.gate:
+            return method(*args)
