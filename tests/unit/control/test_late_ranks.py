@@ -279,3 +279,25 @@ def test_nobody_waits_for_ever_for_what_a_rank_leaves_over_that_never_comes(fiel
     service.run()
     assert late.done
     assert not set(late.complete) & set(peer.complete)
+
+
+@pytest.mark.parametrize(("inputs", "fields"), [(3, {}), (2, {"deterministic": True})])
+def test_what_runs_again_for_a_rank_that_was_away_leaves_the_lane_of_one_that_never_came(inputs, fields):
+    """Nobody reads there, so that the lane may stand still for ever."""
+    service = started(FakePlan(inputs, inputs))
+    gone = service.workers["w"]
+    peer = service.join("x", consumer=0, num_consumers=2, **fields)
+    service.plan_tasks(gone)
+    service.report("w", want=8)
+    [first] = [number for number, lease in gone.leases.items() if lease.ref.task == 0]
+    service.finish(gone, first)
+    service.read(peer, 0)
+    service.say(inp.ClientSessionLost("x"))
+    service.kill("w")
+    worker = service.add_worker("v")
+    assert [lease.consumer for lease in worker.leases.values() if lease.ref.task == 0] == [1]
+    service.rejoin(peer)
+    service.tick()
+    assert [lease.consumer for lease in worker.leases.values() if lease.ref.task == 0] == [0]
+    service.run()
+    assert inputs in peer.complete

@@ -2,7 +2,8 @@
 
 Where that one was never seen, such tasks run, but their worker keeps what nobody reads, and has no room for more. In
 any order they become tasks of whoever waits for them, as nobody has read anything of them. In a fixed order the one
-that never came is given up when somebody has waited for as long as for one that was lost.
+that never came is given up when somebody has waited for as long as for one that was lost. What was read to its end, and
+runs again behind them for what it leaves over, becomes a task of whoever waits for it in every order.
 
 Where that one may not use yet what fills its buffer, as ranks are to get equally many elements, it is told to take in
 more.
@@ -47,13 +48,14 @@ def watch(tx: Transaction) -> None:
 def _let_go_on(tx: Transaction, job: Job, number: int, slot: int) -> set[int]:
     """Give a slot what its tails wait for; slots of readers never seen that it still waits for."""
     epoch, held = job.epochs[number], set()
-    for task, owner in sorted(set(_inputs(tx, job, number, slot))):
+    for task, owner in sorted(set(_inputs(tx, job, number, slot, reruns=True))):
         if not is_awaited(job, owner):
             continue
-        if round_robin(job):
+        live = epoch.live.get(task)
+        if live is None or (round_robin(job) and not live.complete):
             held.add(owner)
             continue
-        if epoch.live[task].worker:
+        if live.worker:
             revoke(tx, job, number, task, f"consumer {slot} waits for what it leaves over")
         tx.emit(TaskMoved(job.name, number, task, slot))
     return held
@@ -78,8 +80,11 @@ def _hurry(tx: Transaction, job: Job) -> None:
                 tx.to_consumer(job, reader, msgspec.structs.replace(known, awaited=task))
 
 
-def _inputs(tx: Transaction, job: Job, number: int, slot: int) -> Iterator[tuple[int, int]]:
-    """Yield (task, its slot) of what a slot's tails take leftovers from and is still to be run."""
+def _inputs(tx: Transaction, job: Job, number: int, slot: int, *, reruns: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield (task, its slot) of what a slot's tails take leftovers from and is still to be run.
+
+    With ``reruns`` also of what was read to its end and runs again for what it leaves over.
+    """
     epoch = job.epochs[number]
     if job.spec.sharding == "off":
         return
@@ -87,7 +92,7 @@ def _inputs(tx: Transaction, job: Job, number: int, slot: int) -> Iterator[tuple
     while tails:
         for task in tx.state.plan(job, number).task(tails.pop()).inputs:
             live = epoch.live.get(task)
-            if live is not None and not live.finished and not live.complete:
+            if live is not None and not live.finished and (reruns or not live.complete):
                 yield task, live.slot
                 tails.append(task)
             elif live is None and round_robin(job):
