@@ -81,9 +81,17 @@ class Dataset(Operators, Viewable):
         return cls(g.FromTFRecords(patterns=validation.patterns("from_tfrecords", patterns), compression=compression))
 
     @classmethod
-    def from_webdataset(cls, patterns: validation.Patterns) -> Dataset:
-        """One element per sample of tar shards, which may be ``shard-{000..012}.tar``: ``{"__key__": str, ...}``."""
-        return cls(g.FromWebDataset(patterns=validation.patterns("from_webdataset", patterns)))
+    def from_webdataset(cls, patterns: validation.Patterns, *, random_access: bool = False) -> Dataset:
+        """One element per sample of tar shards, which may be ``shard-{000..012}.tar``: ``{"__key__": str, ...}``.
+
+        Args:
+            patterns: as for :meth:`from_files`.
+            random_access: read each sample for itself, so that :meth:`shuffle` permutes them all, where the shards are
+                local or have an index (``millrace pack`` makes one); False: read many with one request, in pieces of
+                which :meth:`shuffle` mixes some.
+        """
+        known = validation.patterns("from_webdataset", patterns)
+        return cls(g.FromWebDataset(patterns=known, random_access=bool(random_access)))
 
     @classmethod
     def from_parquet(cls, patterns: validation.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:

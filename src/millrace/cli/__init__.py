@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from millrace.cli.pack_command import add_pack
 from millrace.cli.processes import add_dispatcher, add_worker
 from millrace.cli.queries import add_cache_commands, add_cost, add_status
 from millrace.cli.tools import add_bench, add_demo, add_simulate
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add_status(commands)
     add_cache_commands(commands)
     add_cost(commands)
+    add_pack(commands)
     add_simulate(commands)
     add_bench(commands)
     add_demo(commands)

@@ -110,9 +110,13 @@ class FromTFRecords(Source, op="from_tfrecords"):
 
 
 class FromWebDataset(Source, op="from_webdataset"):
-    """Samples of tar shards as elements: ``{"__key__": str, "jpg": bytes, ...}``."""
+    """Samples of tar shards as elements: ``{"__key__": str, "jpg": bytes, ...}``.
+
+    With ``random_access`` each is read by its place in an index, in any order, else the shards from their start on.
+    """
 
     patterns: tuple[str, ...]
+    random_access: bool = False
 
 
 class FromParquet(Source, op="from_parquet"):

@@ -51,6 +51,8 @@ def describe(node: Node, table: SplitTable, split: int, position: int) -> str:
         return table.locations[position]
     if not table.splits:
         return f"item {position}"
+    if table.cheap:  # each position is a piece
+        split, position = position, 0
     piece = table.splits[split]
     kind = "row" if isinstance(node, nodes.FromParquet) else "record"
     if piece.first_record < 0:

@@ -1,45 +1,114 @@
 """WebDataset source: tar archives in which consecutive files of one name, up to the first dot, are one sample.
 
-Local ``.tar`` files are cut into pieces by hopping from header to header. Remote and compressed (``.tar.gz``, ``.tgz``)
-ones are one split each, whose number of samples only reading can tell.
+``.tar`` files are cut into pieces of whole samples where these are known: from the index of a pack beside them, or of
+local ones by hopping from header to header. Other remote ones and compressed ones (``.tar.gz``, ``.tgz``) are one split
+each, whose number of samples only reading can tell.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import io
+import logging
+from array import array
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
-from millrace.errors import SourceCorruptError
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import PipelineError, SourceCorruptError
 from millrace.graph.nodes import FromWebDataset
-from millrace.planning.split_table import Split, SplitTable
+from millrace.planning.columns import StringsWriter, integers
+from millrace.planning.split_table import Pieces, Split, SplitTable
 from millrace.sources import storage
 from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
-from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.packs.pack_index import INDEX, PackIndex, read_index
+from millrace.sources.packs.pack_plan import split_name
+from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
 from millrace.sources.splitting import split_records
 from millrace.sources.storage import FileInfo
 from millrace.sources.tarfiles import members
 
 _INDEX_BUFFER_BYTES = 8 << 10
-_META = re.compile(r"__[^/]*__($|/)")
-"""Paths that WebDataset keeps for itself."""
+_logger = logging.getLogger(__name__)
 
 
 def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
-    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files."""
+    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files; or each sample for itself.
+
+    Raises:
+        PipelineError: samples are to be read in any order, and of a file nobody knows where they are.
+    """
+    files = expand(node.patterns)
+    known = _indexed(files)
 
     def record_ends(file: FileInfo) -> Iterator[int] | None:
-        return None if storage.is_remote(file.location) or _compressed(file.location) else _hop(file)
+        if _compressed(file.location):
+            return None
+        index, number = known.get(file.location, (None, 0))
+        if index is not None:
+            if index.shards[number].bytes == file.size:
+                rows = index.rows(number)
+                ends: list[int] = (index.offset[rows] + index.bytes[rows]).tolist()
+                return iter(ends)
+            _logger.warning(
+                "%s has %d bytes, and %s beside it says %d: it is read as if it were not in there. Pack it again",
+                *(file.location, file.size, INDEX, index.shards[number].bytes),
+            )
+        return None if storage.is_remote(file.location) else _hop(file)
 
-    return split_records(expand(node.patterns), record_ends, seen, size)
+    if node.random_access:
+        return _samples_table(files, record_ends, seen)
+    return split_records(files, record_ends, seen, size)
 
 
-def open_source(node: FromWebDataset, table: SplitTable) -> _WebDataset:
+def open_source(node: FromWebDataset, table: SplitTable) -> PositionSource | SequentialSource:
     """Make the reader of the samples."""
-    return _WebDataset()
+    return _PackedSamples(table) if node.random_access else _WebDataset()
+
+
+def _indexed(files: list[FileInfo]) -> dict[str, tuple[PackIndex, int]]:
+    """Read the indexes beside these files: by location of a shard its index and its number there."""
+    plain = [file.location for file in files if not _compressed(file.location)]
+    folders = list(dict.fromkeys(each.rpartition("/")[0] for each in plain if each == storage.bare(each)))
+    found = storage.for_each(read_index, [f"{folder}/{INDEX}" for folder in folders], str)
+    return {
+        f"{folder}/{shard.name}": (index, number)
+        for folder, index in zip(folders, found, strict=True)
+        if index is not None
+        for number, shard in enumerate(index.shards)
+    }
+
+
+def _samples_table(
+    files: list[FileInfo], record_ends: Callable[[FileInfo], Iterator[int] | None], seen: ListingProgress
+) -> SplitTable:
+    """Make the table of a source in which each sample has a position of its own."""
+    names, versions = StringsWriter(), StringsWriter()
+    starts, stops, firsts = array("q"), array("q"), array("q")
+    for file in files:
+        ends = record_ends(file)
+        if ends is None:
+            why = "it is compressed" if _compressed(file.location) else f"no {INDEX} beside it has it"
+            raise PipelineError(
+                f"{file.location}: nobody knows where its samples are ({why}), as from_webdataset(random_access=True)"
+                " has to. Make shards with an index by `millrace pack`, or leave random_access out"
+            )
+        for first, (start, stop) in enumerate(pairwise([0, *ends])):
+            names.add(file.location)
+            versions.add(file.version)
+            starts.append(start)
+            stops.append(stop)
+            firsts.append(first)
+        seen(1)
+    sizes = np.frombuffer(stops, np.int64) - np.frombuffer(starts, np.int64)
+    count = len(starts)
+    ones = integers(np.ones(count, np.int64).tolist())
+    pieces = Pieces(integers(starts), integers(stops), integers(firsts), ones, versions.column())
+    return SplitTable(True, count, names.column(), integers(sizes.tolist()), pieces=pieces)
 
 
 def _compressed(location: str) -> bool:
@@ -60,17 +129,6 @@ def _hop(file: FileInfo) -> Iterator[int]:
             end = stream.tell() + -(-member.size // 512) * 512
     if key is not None:
         yield end
-
-
-def split_name(path: str) -> tuple[str, str] | None:
-    """Split a member's path into (key, field): up to the first dot of its last part, and the rest in lower case.
-
-    The result is None if the member belongs to no sample: it has no dot, begins with one, or is WebDataset's own.
-    """
-    dot = path.find(".", path.rfind("/") + 1)
-    if dot <= 0 or path[dot - 1] == "/" or (path.startswith("__") and _META.match(path)):
-        return None
-    return path[:dot], path[dot + 1 :].lower()
 
 
 class _WebDataset:
@@ -95,11 +153,52 @@ class _WebDataset:
             )
 
 
+class _PackedSamples:
+    """Samples of which each is read for itself."""
+
+    def __init__(self, table: SplitTable) -> None:
+        self._splits = table.splits
+
+    def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+        indices = positions if isinstance(positions, range) else positions.tolist()
+        return storage.for_each(self._sample, [self._splits[i] for i in indices], lambda split: split.location)
+
+    def _sample(self, split: Split) -> dict[str, Any]:
+        data = storage.read_range(split.location, split.start, split.stop)
+        stream: Any = io.BufferedReader(_Window(data, split.start))
+        samples = list(_parse(stream, split, 0))
+        if len(samples) != 1:
+            raise SourceCorruptError(
+                f"{split.location}, record {split.first_record}: {len(samples)} samples lie in bytes {split.start} to"
+                f" {split.stop}, where there was one when they were listed"
+            )
+        return samples[0]
+
+
+class _Window(storage.Stream):
+    """Bytes of a file in memory, read as if all of it were there."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        super().__init__(start)
+        self._data, self._start = memoryview(data), start
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        part = self._data[self.at - self._start :][: len(view)]
+        view[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+
 def _samples(split: Split, start: int) -> Generator[dict[str, Any], None, None]:
     """Read samples from number ``start`` of the split on; of those before it only headers are read."""
     stream = storage.open_range(split.location, split.start, split.stop)
     if _compressed(split.location):
         stream = inflate(stream, split.location, GZIP)
+    return _parse(stream, split, start)
+
+
+def _parse(stream: io.BufferedReader, split: Split, start: int) -> Generator[dict[str, Any], None, None]:
     first = max(0, split.first_record)
     with contextlib.closing(stream):
         sample: dict[str, Any] = {}

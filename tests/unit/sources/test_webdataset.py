@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from millrace.errors import SourceCorruptError
 from millrace.graph import nodes
 from millrace.sources import describe, list_source, storage, webdataset
-from millrace.sources.webdataset import split_name
+from millrace.sources.packs.pack_plan import split_name
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 MEMBERS = [

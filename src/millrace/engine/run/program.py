@@ -19,7 +19,7 @@ from millrace.engine.run.lowering import Lowering, Outlook
 from millrace.engine.run.task import Budget, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
-from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
+from millrace.graph.nodes import Cache, FromFiles, FromWebDataset, Graph, Node, always_reused
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending
@@ -317,7 +317,10 @@ def _reads_at_hand(node: Node) -> bool:
 
 def _reads_far(node: Node) -> bool:
     """Whether a read of the node is a request to another machine, so that many at once pay."""
-    return isinstance(node, FromFiles) and any(map(is_far, node.patterns))
+    match node:
+        case FromFiles() | FromWebDataset(random_access=True):
+            return any(map(is_far, node.patterns))
+    return False
 
 
 def list_sources(graph: Graph, seen: ListingProgress = ignore_progress) -> dict[int, SplitTable]:

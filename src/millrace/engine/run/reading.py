@@ -64,7 +64,7 @@ def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
         size = table.sizes[position]
         if size > limit:
             raise ElementTooLargeError(
-                f"{table.locations[position]} has {size} bytes, and the pipeline may hold {limit}; "
+                f"{table.names[position]} has {size} bytes, and the pipeline may hold {limit}; "
                 "raise with_options(buffer_bytes=...), or leave it out"
             )
         total += size

@@ -1,0 +1,1 @@
+"""Packs: folders of tar shards, as WebDataset reads them, with an index of their samples."""

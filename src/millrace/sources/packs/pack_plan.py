@@ -1,0 +1,173 @@
+"""Plan of a pack: which files are one sample, in which order, in which shard. It follows from the listing alone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import PipelineError
+from millrace.planning.split_table import SplitTable
+from millrace.sources.tarfiles import BLOCK
+
+SHARD_BYTES = 64 << 20
+"""Size in bytes of a shard where the user names none: a second or less of most links."""
+
+_META = re.compile(r"__[^/]*__($|/)")
+"""Paths that WebDataset keeps for itself."""
+_FORMAT = 1
+
+
+class PackedFile(NamedTuple):
+    """File that becomes a member of a shard: its location, its size in bytes as listed, its name in the shard."""
+
+    location: str
+    size: int
+    name: str
+
+
+class PackPlan(NamedTuple):
+    """Plan of a pack. Of a million files it takes little more memory than their locations.
+
+    Attributes:
+        root: length of the folder that all files are in, with its slash.
+        locations: of the files, sorted, so that those of one sample follow one another.
+        sizes: of the files, in bytes; int64 [files].
+        starts: number of each sample's first file, and behind the last the number of files; int64 [samples + 1].
+        order: numbers of the samples in the order in which they are packed; int64 [samples].
+        shards: place in ``order`` of each shard's first sample, and behind the last the number of samples; int64.
+        digest: hash of all that decides what the shards hold, in hexadecimal digits.
+    """
+
+    root: int
+    locations: list[str]
+    sizes: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    shards: npt.NDArray[np.int64]
+    digest: str
+
+    def samples(self, shard: int) -> Iterator[tuple[str, list[PackedFile]]]:
+        """Yield the samples of a shard, in order: key and files of each."""
+        for sample in self.order[self.shards[shard] : self.shards[shard + 1]].tolist():
+            files = [self._file(number) for number in range(*self.starts[sample : sample + 2].tolist())]
+            key, _ = _split(files[0].location, files[0].name)
+            yield key, files
+
+    def _file(self, number: int) -> PackedFile:
+        location = self.locations[number]
+        return PackedFile(location, int(self.sizes[number]), _name(location, self.root))
+
+
+def shard_name(number: int) -> str:
+    """Name of a shard in its folder."""
+    return f"shard-{number:06}.tar"
+
+
+def split_name(path: str) -> tuple[str, str] | None:
+    """Split a member's path into (key, field): up to the first dot of its last part, and the rest in lower case.
+
+    The result is None if the member belongs to no sample: it has no dot, begins with one, or is WebDataset's own.
+    """
+    dot = path.find(".", path.rfind("/") + 1)
+    if dot <= 0 or path[dot - 1] == "/" or (path.startswith("__") and _META.match(path)):
+        return None
+    return path[:dot], path[dot + 1 :].lower()
+
+
+def make_plan(table: SplitTable, shard_bytes: int = SHARD_BYTES, seed: int | None = None) -> PackPlan:
+    """Plan a pack of files.
+
+    Args:
+        table: of the files.
+        shard_bytes: size in bytes at which a shard ends, with the sample that reaches it.
+        seed: of a permutation of all samples; None: they are packed in the order of their paths.
+
+    Raises:
+        PipelineError: a file can be no member of a shard, or two are the same member; names them.
+    """
+    rows = sorted(zip(table.names, table.sizes, table.stamps, strict=True), key=lambda row: _encoded(row[0]))
+    locations = [location for location, _, _ in rows]
+    sizes = np.array([size for _, size, _ in rows], np.int64)
+    root = _root(locations)
+    starts = np.array([*_starts(locations, root), len(rows)], np.int64)
+    samples = len(starts) - 1
+    order = np.arange(samples)
+    if seed is not None:
+        order = np.random.Generator(np.random.Philox(seed)).permutation(samples)
+    told = hashlib.blake2b(repr((_FORMAT, shard_bytes, seed)).encode(), digest_size=16)
+    for location, size, stamp in rows:
+        told.update(f"{size} {stamp} ".encode() + _encoded(location[root:]) + b"\0")
+    shards = _cut(_extents(sizes, starts)[order], shard_bytes)
+    return PackPlan(root, locations, sizes, starts, order, shards, told.hexdigest())
+
+
+def _starts(locations: list[str], root: int) -> Iterator[int]:
+    """Find the number of each sample's first file; check that every file can be a member of its own."""
+    last = None
+    fields: dict[str, str] = {}
+    for number, location in enumerate(locations):
+        key, field = _split(location, _name(location, root))
+        if key != last:
+            yield number
+            last, fields = key, {}
+        if field in fields:
+            raise PipelineError(
+                f"{fields[field]} and {location} would both be the field {field!r} of the sample {key!r}, as fields are"
+                " told apart by what follows the first dot, in lower case: rename one, or name it once"
+            )
+        fields[field] = location
+
+
+def _name(location: str, root: int) -> str:
+    name = location[root:]
+    return name if "." in name.rpartition("/")[2] else f"{name}.bin"
+
+
+def _split(location: str, name: str) -> tuple[str, str]:
+    split = split_name(name)
+    if split is None:
+        raise PipelineError(
+            f"{location} can't be part of a sample: readers of tar shards leave out files whose names begin with a dot,"
+            " and paths that begin like __this__. Rename it, or give patterns that don't match it"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise PipelineError(f"{location!r} can't be packed, as its name is not UTF-8: rename it") from error
+    return split
+
+
+def _encoded(location: str) -> bytes:
+    return location.encode("utf-8", "surrogateescape")
+
+
+def _root(locations: list[str]) -> int:
+    """Length of the folder that all of these files, which are sorted, are in, with its slash."""
+    alike = 0
+    for first, last in zip(locations[0], locations[-1], strict=False):
+        if first != last:
+            break
+        alike += 1
+    return locations[0].rfind("/", 0, alike) + 1
+
+
+def _extents(sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes that each sample takes in a shard, long names apart; int64 [samples]."""
+    taken = np.concatenate([[0], np.cumsum(BLOCK + -(-sizes // BLOCK) * BLOCK)])
+    return np.diff(taken[starts])
+
+
+def _cut(extents: npt.NDArray[np.int64], shard_bytes: int) -> npt.NDArray[np.int64]:
+    """Cut samples of these sizes into shards that end with the sample which reaches ``shard_bytes``."""
+    ends = np.cumsum(extents)
+    shards, before = [0], 0
+    while shards[-1] < len(extents):
+        last = int(np.searchsorted(ends, before + shard_bytes))
+        shards.append(min(last + 1, len(extents)))
+        before = int(ends[shards[-1] - 1])
+    return np.array(shards, np.int64)
