@@ -1,6 +1,7 @@
 """The cache of samples: bounded, shared by threads and processes, and right whatever becomes of its files."""
 
 import contextlib
+import fcntl
 import gc
 import os
 import pickle
@@ -160,6 +161,29 @@ class TestTogether:
         assert os.waitpid(child, 0)[1] == 0
         assert cache.stats("a").hits == 1
         assert cache.read("a", 1, nothing) == "sample"
+
+    def test_a_closed_cache_leaves_no_lock_to_a_forked_child(self, tmp_path):
+        cache = SampleCache(1 << 20, folder=tmp_path)
+        with forked(signal.pause), open(os.path.join(cache.folder, "users")) as users:
+            cache.close()
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def forked(function):
+    """Have a forked child call ``function``; it is killed in the end, unless it has ended."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        try:
+            function()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 OTHER = """

@@ -306,6 +306,7 @@ def _leave(folder: str, use: int, owner: int, *, keep: bool, whole: bool) -> Non
         elif not keep:
             fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _clear(folder)
+    fcntl.flock(use, fcntl.LOCK_UN)  # closing would not do where forked children have the file open too
     os.close(use)
 
 
