@@ -155,12 +155,58 @@ class TestTogether:
 
     def test_a_forked_child_reads_and_counts(self, cache):
         cache.read("a", 1, lambda: "sample")
-        child = os.fork()
-        if child == 0:  # pragma: no cover
-            os._exit(0 if cache.read("a", 1, nothing) == "sample" else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert ended(lambda: cache.read("a", 1, nothing)) == 0
         assert cache.stats("a").hits == 1
         assert cache.read("a", 1, nothing) == "sample"
+
+    def test_a_forked_child_inherits_no_open_database(self, cache):
+        cache.read("a", 1, lambda: "sample")
+
+        def look():
+            links = {link for link in Path("/proc/self/fd").iterdir() if link.exists()}
+            assert not [link for link in links if link.readlink().name.startswith("samples.db")]
+            assert cache.read("a", 1, nothing) == "sample"
+
+        assert ended(look) == 0
+        assert cache.read("a", 1, nothing) == "sample"
+
+    def test_a_fork_waits_for_calls_of_other_threads(self, cache):
+        """A handler that is called before the cache's own lets a thread go on that is in the middle of a write."""
+        inside, forking = threading.Event(), threading.Event()
+
+        def write():
+            with cache._table._connected() as base:
+                base.execute("begin immediate")
+                inside.set()
+                forking.wait()
+                base.execute("commit")
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        inside.wait()
+        os.register_at_fork(before=forking.set)
+        assert ended(lambda: cache.read("a", 1, lambda: "sample")) == 0
+        writer.join()
+        assert cache.read("a", 1, nothing) == "sample"
+
+    def test_children_are_forked_while_threads_read(self, cache):
+        over = threading.Event()
+
+        def read(start):
+            index = start
+            while not over.is_set():
+                cache.read("a", index, lambda: bytes(10_000))
+                index += 2
+
+        threads = [threading.Thread(target=read, args=(start,)) for start in range(2)]
+        for thread in threads:
+            thread.start()
+        statuses = [ended(lambda: cache.read("b", 1, lambda: "sample")) for _ in range(20)]
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert statuses == [0] * 20
+        assert cache.stats("b").reads == 20
 
     def test_a_closed_cache_leaves_no_lock_to_a_forked_child(self, tmp_path):
         cache = SampleCache(1 << 20, folder=tmp_path)
@@ -182,8 +228,20 @@ def forked(function):
     try:
         yield child
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def ended(function):
+    """Status with which a forked child ends that has called ``function``; it is killed after a minute."""
+
+    def call():
+        signal.alarm(60)
+        function()
+
+    with forked(call) as child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 OTHER = """

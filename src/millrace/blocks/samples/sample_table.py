@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -36,6 +37,9 @@ where turn >= (select min(turn) + abs(random()) % (max(turn) - min(turn) + 1) fr
 """
 _FIRST = {"fifo": _OLDEST, "lru": _OLDEST, "random": _ANY}
 
+_sqlite = threading.RLock()
+"""Held by whoever is inside SQLite, with whatever table; a fork waits for it."""
+
 
 class SampleTable:
     """Samples by (name of a dataset, index), as bytes. Thread-safe, and usable in forked children.
@@ -58,10 +62,10 @@ class SampleTable:
         self._path = path
         self._most = most_samples, most_bytes
         self._eviction = eviction
-        self._lock = threading.Lock()
-        self._pid = -1
+        self._base: sqlite3.Connection | None = None
+        self._closed = False
         with self._connected(anew=True):
-            pass
+            _tables.add(self)
 
     def get(self, name: str, index: int) -> bytes | None:
         """Look up a sample; None if it isn't there."""
@@ -139,17 +143,25 @@ class SampleTable:
 
     def close(self) -> None:
         """Close the database. Idempotent."""
-        if self._pid == os.getpid():
-            with self._lock:
-                self._base.close()
+        with _sqlite:
+            self._closed = True
+            self.disconnect()
 
     # -- the connection ------------------------------------------------------------------------------------------------
 
+    def disconnect(self) -> None:
+        """Close the connection until the database is used again."""
+        if self._base is not None:
+            self._base.close()
+            self._base = None
+
     @contextlib.contextmanager
     def _connected(self, *, anew: bool = False) -> Iterator[sqlite3.Connection]:
-        if self._pid != os.getpid():  # SQLite's connections and the lock aren't a forked child's to use
-            self._lock, self._base, self._pid = threading.Lock(), self._connect(anew=anew), os.getpid()
-        with self._lock:
+        with _sqlite:
+            if self._closed:
+                raise CacheError(f"{self._path} was closed")
+            if self._base is None:
+                self._base = self._connect(anew=anew)
             try:
                 yield self._base
             except sqlite3.OperationalError as error:
@@ -165,13 +177,16 @@ class SampleTable:
         except sqlite3.DatabaseError as error:
             if not anew or isinstance(error, sqlite3.OperationalError):
                 raise CacheError(f"{self._path}: {error}") from error
+        except OSError as error:
+            raise CacheError(f"{self._path} cannot be opened: {error.strerror or error}") from error
         for ending in ("", "-wal", "-shm"):  # damaged, or of another layout: it is only a cache
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + ending)
         return self._opened()
 
     def _opened(self) -> sqlite3.Connection:
-        os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+        with contextlib.suppress(FileExistsError):  # closing one that is there would take another connection's locks
+            os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         base = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             base.execute(f"pragma page_size = {_PAGE_BYTES}")
@@ -188,6 +203,19 @@ class SampleTable:
             base.close()
             raise
         return base
+
+
+_tables: weakref.WeakSet[SampleTable] = weakref.WeakSet()
+
+
+def _disconnect() -> None:
+    """Close all connections before a fork: SQLite's locks and its memory aren't to be found halfway by a child."""
+    _sqlite.acquire()
+    for table in _tables:
+        table.disconnect()
+
+
+os.register_at_fork(before=_disconnect, after_in_parent=_sqlite.release, after_in_child=_sqlite.release)
 
 
 def _check_layout(base: sqlite3.Connection) -> None:
