@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.blocks.samples.claims import place_of
 from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import CacheError, PipelineError
 
@@ -248,8 +249,7 @@ OTHER = """
 import os, sys
 from millrace.blocks.samples.sample_cache import SampleCache
 
-folder, mode = sys.argv[1:]
-cache = SampleCache(1 << 20, folder=folder)
+cache = SampleCache(1 << 20, folder=sys.argv[1])
 
 def fetch():
     print("fetching", flush=True)
@@ -263,10 +263,25 @@ cache.close()
 """
 
 
+FORKING = """
+import os, signal, sys
+from millrace.blocks.samples.sample_cache import SampleCache
+
+def fetch():
+    if os.fork():
+        signal.pause()
+    print("fetching", flush=True)
+    os.read(0, 1)  # until whoever has started this process ends it
+    os._exit(0)
+
+SampleCache(1 << 20, folder=sys.argv[1]).read("a", 1, fetch)
+"""
+
+
 @contextlib.contextmanager
-def another(folder):
+def another(folder, program=OTHER):
     process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(folder), "read"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process
@@ -297,6 +312,30 @@ class TestProcesses:
             process.send_signal(signal.SIGKILL)
             reader.join()
             assert found == ["ours"]
+
+    def test_a_claim_passes_on_when_its_owner_dies_before_a_child_of_it(self, cache):
+        with another(Path(cache.folder).parent, FORKING) as process:
+            assert process.stdout.readline() == "fetching\n"
+            with cache._claims.claim(place_of("a", 1)) as ours:
+                assert not ours
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            with cache._claims.claim(place_of("a", 1)) as ours:
+                assert ours
+
+    def test_a_child_that_is_forked_in_a_fetch_may_go_on_with_it(self, cache):
+        def fetch():
+            child = os.fork()
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else "the child's"
+
+        parent = os.getpid()
+        found = None
+        try:
+            found = cache.read("a", 1, fetch)
+        finally:
+            if os.getpid() != parent:  # pragma: no cover
+                os._exit(7 if found == "the child's" else 1)
+        assert found == 7
 
     def test_the_last_to_close_removes_the_files(self, tmp_path):
         folder = tmp_path / "samples"

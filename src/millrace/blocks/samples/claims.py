@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Iterator
 
 from millrace.private_folder import private
@@ -21,38 +22,55 @@ _LOCK = "hhqqi0q"
 """C's ``struct flock``: type, whence, start, length, pid; padded at its end."""
 
 
+_handles: set[int] = set()
+"""Open files that claims are held or waited for with."""
+_opening = threading.RLock()
+"""Held while such a file is opened or closed; a fork waits for that."""
+
+
 class Claims:
     """Claims of everybody who uses the file at ``path``. Thread-safe, and usable in forked children."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        os.close(self._open())
+        with self._opened():
+            pass
 
-    def _open(self) -> int:
-        return private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        with _opening:
+            handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            _handles.add(handle)
+        try:
+            yield handle
+        finally:
+            with _opening:
+                _unlock(handle)  # closing would do, but for a child that was forked just now
+                _handles.remove(handle)
+                os.close(handle)
 
     @contextlib.contextmanager
     def claim(self, place: int) -> Iterator[bool]:
         """Hold the claim at ``place`` if it is free; gives whether it was."""
-        handle = self._open()
-        try:
-            got = lock(handle, place, wait=False)
-            try:
-                yield got
-            finally:
-                if got:
-                    unlock(handle, place)  # closing would do, but for children that were forked meanwhile
-        finally:
-            os.close(handle)
+        with self._opened() as handle:
+            yield lock(handle, place, wait=False)
 
     def wait(self, place: int) -> None:
         """Wait until nobody holds the claim at ``place``, because it was given up or because its owner died."""
-        handle = self._open()
-        try:
+        with self._opened() as handle:
             lock(handle, place, wait=True)
-            unlock(handle, place)
-        finally:
-            os.close(handle)
+
+
+def _let_go() -> None:
+    """Leave all claims to the parent, in a forked child: it may outlive the parent, and would hold them."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for handle in _handles:  # the thread that forked may be about to close one
+        os.dup2(null, handle, inheritable=False)
+    os.close(null)
+    _opening.release()
+
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go)
 
 
 def place_of(name: str, index: int) -> int:
@@ -75,6 +93,6 @@ def lock(handle: int, start: int, *, wait: bool) -> bool:
     return True
 
 
-def unlock(handle: int, start: int) -> None:
-    """Unlock the byte at ``start``."""
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_UNLCK, os.SEEK_SET, start, 1, 0))
+def _unlock(handle: int) -> None:
+    """Unlock all that is locked of an open file."""
+    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
