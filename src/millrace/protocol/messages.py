@@ -431,7 +431,7 @@ class StepsReady(Message, frozen=True, tag="StepsReady"):
     """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these.
 
     ``unread``, with ``last``: as in :class:`EpochEnds`, which comes only to those whose share is settled.
-    ``awaited``: others wait for what this task of the reader's leaves over: it is to take in one message more of it.
+    ``awaited``: others wait for what a task of the reader's leaves over; of this one it is to take in a message more.
     """
 
     epoch: int

@@ -15,6 +15,8 @@ OF_THE_DATA = {"ElementError", "ElementTooLargeError"}
 """Failures that come again however often the training is begun anew."""
 BARREN = 0.06
 """Share of the jobs without a cache that repeat without end what gives nothing, or hardly anything."""
+UNEVEN = 0.15
+"""Share of the jobs with two ranks that are to get equally many elements of tasks of which one's give far more."""
 FAIL, FAIL_IN_ORDER = 0.08, 0.45
 """Share of the jobs of which tasks fail, and of those that are read in a fixed order."""
 FAILING = 3
@@ -55,6 +57,7 @@ class DrawnFailures:
         """The job of which tasks fail, empty if none do."""
         self._tasks: dict[int, int] = {}
         self._rng = random.Random(f"failing {seed}")
+        self._uneven = random.Random(f"uneven ranks {seed}")
 
     def fails(self, spec: JobSpec) -> bool:
         """Whether it is in this job that tasks fail."""
@@ -72,6 +75,10 @@ class DrawnFailures:
     def instead(self, pipeline: SimulatedPipeline) -> SimulatedPipeline:
         """Return the pipeline that a job has in the place of one without a cache."""
         return self._rng.choice(barren()) if not pipeline.cached and self._rng.random() < BARREN else pipeline
+
+    def uneven(self, ranks: int) -> bool:
+        """Draw whether tasks of one of so many ranks give far more than the other's."""
+        return ranks == 2 and self._uneven.random() < UNEVEN
 
 
 def failure_of(ref: msg.TaskRef, outputs: int) -> msg.Failure:

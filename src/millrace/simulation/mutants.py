@@ -96,7 +96,9 @@ def _always(value: Any) -> Callable[..., Any]:
 # -- the dispatcher ----------------------------------------------------------------------------------------------------
 
 _is("double-lease", "A lease is taken back, and its worker is not told.", leases, "tell_void", _always(None))
-_is("hasty-tail", "A tail runs before all that leaves it something has finished.", task_queue, "_ready", _always(True))
+_is(
+    "hasty-tail", "A tail runs before all that leaves it something has finished.", task_queue, "is_ready", _always(True)
+)
 _is(
     "late-tail",
     "In a fixed order, a consumer hears of tasks as they are leased, and goes on before a tail in between is.",
@@ -134,6 +136,19 @@ _is(
     "watch",
     _always(None),
 )
+
+
+@_replaces(
+    "full-of-unread",
+    "Who is to take in more, as others wait for a task of its, is told so only once a worker has that.",
+    stalls,
+    "_to_take_in",
+)
+def _only_at_workers(_: Transaction, job: Job, number: int, __: int, task: int) -> int | None:
+    live = job.epochs[number].live.get(task)
+    return task if live is not None and live.worker else None
+
+
 _is(
     "hung-for-ever",
     "A worker whose session broke is forgotten, and its process is left as it is.",

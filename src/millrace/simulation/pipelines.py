@@ -67,7 +67,7 @@ class SimulatedPipeline:
         graph: real, but for its functions.
         tables: what listing its sources gives, by node.
         tasks: number of tasks wanted.
-        fruitful: units of each pass that give an element, of what is repeated without end; None: it is not that rare.
+        fruitful: units of each pass that give an element; None: that looks random.
     """
 
     name: str
@@ -176,7 +176,8 @@ class SimulatedPipeline:
         if task.inputs:
             return []
         if self.fruitful is not None:
-            return [unit * _MOST for unit in range(task.start, task.stop) if unit % self.plan.cycle in self.fruitful]
+            units = range(task.start, task.stop)
+            return [unit * _MOST for unit in units if unit % (self.plan.cycle or _VALUES) in self.fruitful]
         return _elements(task.start, task.stop, self._units.of(self.graph.id_of(self.graph.root)).yields)
 
 
@@ -261,3 +262,11 @@ def barren() -> tuple[SimulatedPipeline, ...]:
         SimulatedPipeline("no batches, without end", g.Graph(within), _pictures(64), 8, frozenset()),
         SimulatedPipeline("hardly anything, without end", g.Graph(repeated), _pictures(40), 5, frozenset({33})),
     )
+
+
+@lru_cache(maxsize=1)
+def uneven() -> SimulatedPipeline:
+    """Batches of what every other task has much of and the others hardly any, in two levels of tails."""
+    some = g.Filter(inputs=(g.Range(start=0, stop=320),), fn=_FUNCTION)
+    units = frozenset(unit for unit in range(320) if unit % 16 < (15 if unit // 16 % 2 == 0 else 1))
+    return SimulatedPipeline("uneven tasks", g.Graph(g.Batch(inputs=(some,), batch_size=2)), _range(320), 20, units)

@@ -23,7 +23,7 @@ from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
 from millrace.simulation.invariants import Invariants
 from millrace.simulation.job_resumes import JobResumes
 from millrace.simulation.older_journal import OlderJournal
-from millrace.simulation.pipelines import SimulatedPipeline, barren, catalogue
+from millrace.simulation.pipelines import SimulatedPipeline, barren, catalogue, uneven
 from millrace.simulation.rank_arrivals import RankArrivals
 from millrace.simulation.simulated_consumer import SimulatedConsumer
 from millrace.simulation.simulated_dispatcher import HOST, SimulatedDispatcher, restored
@@ -123,7 +123,7 @@ class SimulatedCluster:
         self.invariants = Invariants(self)
         self.disk: Disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
-        self.pipelines: dict[bytes, SimulatedPipeline] = {each.structure: each for each in (*catalogue(), *barren())}
+        self.pipelines = {each.structure: each for each in (*catalogue(), *barren(), uneven())}
         self.workers: dict[str, SimulatedWorker] = {}
         self.consumers: list[SimulatedConsumer] = []
         self.ranks: dict[tuple[str, int], SimulatedConsumer] = {}
@@ -313,8 +313,11 @@ class SimulatedCluster:
             **mode,
         )
         exact = spec.visitation == "exactly_once" and spec.num_consumers is not None
-        if self._equal.random() < EQUAL and exact:
-            spec = msgspec.structs.replace(spec, equal_steps=True)
+        equal = self._equal.random() < EQUAL and exact
+        if exact and self.failing.uneven(count):
+            pipeline, equal = uneven(), True
+        if equal:
+            spec = msgspec.structs.replace(spec, equal_steps=True, structure=pipeline.structure, tasks=pipeline.tasks)
             self.resumes.draw(name)
         if self._where is not None:
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))

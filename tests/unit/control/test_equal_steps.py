@@ -144,11 +144,50 @@ def test_who_holds_up_a_task_that_others_wait_for_is_told_to_take_in_more_of_it(
                 service.read(peer, task)
     assert 3 in service.state.jobs["a"].epochs[0].pending[1]
     service.tick()
-    assert steps_told(service) == {"c0": msg.StepsReady(0, 0, awaited=2)}
+    assert steps_told(service)["c0"] == msg.StepsReady(0, 0, awaited=2)
     [lease] = [lease for lease, task in worker.leases.items() if task.ref.task == 2]
     service.finish(worker, lease)
     service.tick()
     assert "c0" not in steps_told(service)
+
+
+@pytest.mark.parametrize("fields", [{}, {"deterministic": True}, {"sharding": "static"}])
+def test_who_has_no_room_for_the_task_that_others_wait_for_is_told_to_take_in_what_is_before_it(fields):
+    """Rank 0 may use nothing, and has so many tasks unread that 8 and 10, which rank 1's tail needs, aren't leased."""
+    service, (one, two) = started(mains=24, fan_in=11, **fields)
+    worker, told = service.workers["w0"], []
+
+    def work_on():
+        while any(task.ref.epoch == 0 for task in worker.leases.values()):
+            service.work(read=False)
+            for task in service.readable(two):
+                service.read(two, task)
+
+    work_on()
+    while 11 not in two.complete:
+        service.tick()
+        told.append(steps_told(service))
+        service.read(one, told[-1]["c0"].awaited)
+        work_on()
+    assert told == [{"c0": msg.StepsReady(0, 0, awaited=task)} for task in (0, 2)]
+
+
+@pytest.mark.parametrize(("fields", "named"), [({}, 6), ({"deterministic": True}, 0)])
+def test_who_has_not_heard_of_the_task_yet_is_told_to_take_in_what_it_reads_before(fields, named):
+    """Rank 1's tail needs tasks 6 and 8; in a fixed order rank 0 hears of these once its own tail, 4, is leased."""
+    service, (one, two) = started(mains=8, fan_in=4, **fields)
+    service.add_worker("w1")
+    for _ in range(8):
+        for worker in service.workers.values():
+            for lease, task in list(worker.leases.items()):
+                if task.consumer == 1:
+                    service.finish(worker, lease)
+        for task in service.readable(two):
+            service.read(two, task)
+    assert service.state.jobs["a"].epochs[0].pending == {0: {4, 10}, 1: {9}}
+    service.tick()
+    assert steps_told(service)["c0"] == msg.StepsReady(0, 0, awaited=named)
+    assert named in one.reads
 
 
 def test_what_others_have_no_more_of_is_no_loss():

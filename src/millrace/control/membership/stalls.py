@@ -6,7 +6,7 @@ that never came is given up when somebody has waited for as long as for one that
 runs again behind them for what it leaves over, becomes a task of whoever waits for it in every order.
 
 Where that one may not use yet what fills its buffer, as ranks are to get equally many elements, it is told to take in
-more.
+more: of the task whose leftovers are needed, or of what comes before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import revoke
 from millrace.control.tasks.slots import is_awaited, missing, round_robin, stride
-from millrace.control.tasks.task_queue import held_back
+from millrace.control.tasks.task_queue import held_back, is_ready
 from millrace.protocol.messages import StepsReady
 
 
@@ -70,14 +70,30 @@ def _hurry(tx: Transaction, job: Job) -> None:
     for consumer, place in job.consumers.items():
         if place.epoch in job.epochs and job.epochs[place.epoch].steps < 0:
             for task, slot in _inputs(tx, job, place.epoch, job.slot_of(consumer)):
-                key, live = (place.epoch, slot), job.epochs[place.epoch].live.get(task)
-                if live is not None and live.worker and slot != job.slot_of(consumer):
-                    awaited[key] = min(task, awaited.get(key, task))
+                key, first = (place.epoch, slot), _to_take_in(tx, job, place.epoch, slot, task)
+                if first is not None and slot != job.slot_of(consumer):
+                    awaited[key] = min(first, awaited.get(key, first))
     for (number, slot), task in awaited.items():
         known = tx.observed.steps.get((job.name, number), StepsReady(number, 0))
         for reader in job.audience(slot):
             if reader in job.consumers and job.consumers[reader].epoch == number:
                 tx.to_consumer(job, reader, msgspec.structs.replace(known, awaited=task))
+
+
+def _to_take_in(tx: Transaction, job: Job, number: int, slot: int, task: int) -> int | None:
+    """Find what a slot is to take in first, so that a task of its comes to its end; None: it is not for the slot to do.
+
+    It is the task itself if the slot's readers have heard of it. In a fixed order they hear of it once they come to it,
+    and no worker gets it as long as too much lies unread: then it is the first that a worker has.
+    """
+    epoch = job.epochs[number]
+    live = epoch.live.get(task)
+    if live is not None and live.worker and not job.spec.deterministic:
+        return task
+    inputs = tx.state.plan(job, number).task(task).inputs
+    if live is not None and not live.worker and not is_ready(job, number, task, inputs):
+        return None  # it waits for others, which are looked at themselves
+    return min((each for each in epoch.unread.get(slot, ()) if epoch.live[each].worker), default=None)
 
 
 def _inputs(tx: Transaction, job: Job, number: int, slot: int, *, reruns: bool = False) -> Iterator[tuple[int, int]]:

@@ -120,7 +120,7 @@ def some_pending(state: State, job: Job, slot: int) -> bool:
         job.name,
         ("pending", slot),
         lambda: any(
-            (off or _ready(job, number, task, state.plan(job, number).task(task).inputs))
+            (off or is_ready(job, number, task, state.plan(job, number).task(task).inputs))
             and must_rerun(state, job, epoch, task)
             for number, epoch in job.epochs.items()
             for task in epoch.pending.get(slot, ())
@@ -170,7 +170,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
     for task in sorted(tasks):
         inputs = () if off else state.plan(job, number).task(task).inputs
         if inputs:
-            if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, slot, inputs):
+            if not is_ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, slot, inputs):
                 continue
         elif job.spec.statically_owned and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
@@ -179,7 +179,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
     return None
 
 
-def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
+def is_ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
     """All that the tail takes leftovers from has finished, or will never run."""
     epoch = job.epochs[number]
     absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
