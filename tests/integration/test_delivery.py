@@ -1,5 +1,7 @@
 """A worker's desk and a consumer's core and connections, over real connections, with the test as their dispatcher."""
 
+import contextlib
+import queue
 import threading
 from collections import Counter
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.integration.service.service_gate import Gate, Keeper
 
 import millrace as mr
 from millrace.client import consumer_io as io
@@ -44,7 +47,9 @@ from millrace.wire.control.blob_transfer import digest_of
 from millrace.wire.data import compression as compressing
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.error_codec import error_of
+from millrace.worker import task_manager
 from millrace.worker.core.worker_inputs import SessionOpened
+from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.task_manager import TaskManager
 
 
@@ -428,6 +433,36 @@ def test_closing_the_job_stops_it():
         service.manager.told(CloseJob("job"))
         assert service.manager._core.held() == []
         assert service.report().job == ""
+
+
+def test_user_code_that_goes_on_after_its_job_is_let_end(tmp_path, monkeypatch):
+    gate, warnings, closed = Gate(tmp_path), queue.SimpleQueue[str](), threading.Event()
+    keeper = Keeper(gate)
+    close = JobPipeline.close
+
+    def close_and_say(job):
+        close(job)
+        closed.set()
+
+    monkeypatch.setattr(task_manager, "JOIN_S", 0.01)
+    monkeypatch.setattr(task_manager._logger, "warning", lambda text, *values: warnings.put(text % values))
+    monkeypatch.setattr(JobPipeline, "close", close_and_say)
+
+    def wait(number):
+        gate.pass_through()
+        return number
+
+    with contextlib.closing(keeper), Service(mr.Dataset.range(10).map(wait)) as service:
+        service.run(0)
+        keeper.wait()
+        [lane] = [thread for thread in threading.enumerate() if thread.name.startswith("millrace-lane")]
+        service.manager.told(CloseJob("job"))
+        assert "job job: user code has not stopped" in warnings.get(timeout=20)
+        assert not closed.is_set()
+        keeper.open()
+        lane.join(20)
+        assert not lane.is_alive()
+        assert closed.wait(20)
 
 
 def test_epochs_left_early_cost_nothing_later(feed):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from millrace.ops.stacking import Allocate
 
 JOIN_S = 10.0
-"""Seconds that the end of a job waits for its runs to stop; user code can't be interrupted."""
+"""Seconds after which a job's end tells of runs that have not stopped; user code can't be interrupted."""
 
 _logger = logging.getLogger(__name__)
 
@@ -136,8 +136,9 @@ class TaskManager:
         lane.start(self._jobs[action.job], action.lease)
 
     def _end_lane(self, action: act.EndLane) -> None:
-        if action.lane in self._lanes:
-            self._lanes[action.lane].end()
+        lane = self._lanes.pop(action.lane, None)  # None: it never ran anything
+        if lane is not None:
+            lane.end()
 
     def _prepare(self, action: act.PrepareJob) -> None:
         message = action.message
@@ -219,16 +220,11 @@ class TaskManager:
     def _end(self, job: JobPipeline, lanes: Sequence[int]) -> None:
         """Let go of a job once its runs have stopped."""
         with self._lock:
-            threads = [self._lanes[number] for number in lanes if number in self._lanes]
-        ended = all(thread.join(JOIN_S) for thread in threads)
-        with self._lock:
-            for thread in threads:
-                del self._lanes[thread.number]
-        if not ended:
-            _logger.warning(
-                "job %s: user code did not stop within %g s; it goes on beside other jobs", job.name, JOIN_S
-            )
-            return
+            running = [self._lanes[number] for number in lanes if number in self._lanes]
+        if not all(thread.join(JOIN_S) for thread in running):
+            _logger.warning("job %s: user code has not stopped for %g s; other jobs wait for that", job.name, JOIN_S)
+            for thread in running:
+                thread.join()
         job.close()
         if not self._jobs:
             with self._inside(""):  # no job's functions are unpacked meanwhile

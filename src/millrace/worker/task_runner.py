@@ -86,8 +86,8 @@ class LaneThread:
         """Have the thread end; nothing runs."""
         self._leases.put(None)
 
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread, up to ``timeout`` seconds; return whether it has ended."""
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread, up to ``timeout`` seconds if that is given; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
