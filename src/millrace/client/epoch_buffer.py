@@ -269,7 +269,7 @@ class EpochBuffer:
 
     def progress(self, *, everything: bool = False) -> list[TaskProgress]:
         """Progress of the tasks that moved since the last call; with ``everything``, of each task of the epoch."""
-        numbers = self._tasks if everything else sorted(self._moved)
+        numbers = sorted(self._tasks if everything else self._moved)
         report = [TaskProgress(number, self._tasks[number].held, self._tasks[number].complete) for number in numbers]
         self._moved = set()
         return report

@@ -253,6 +253,22 @@ def test_a_tail_belongs_to_the_reader_of_the_last_task_before_it():
     assert {lease.ref.task for lease in service.workers["w0"].leases.values()} == {0, 1}
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 0, 1, 2, 2)])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_report_may_name_a_tail_before_what_it_was_made_of_or_a_task_twice(order, lost):
+    service, peer = started(FakePlan(2, 2), deterministic=True)
+    worker = service.workers["w0"]
+    while 2 not in service.readable(peer):
+        service.work(read=False)
+    if lost:
+        service.kill("w0")
+    report = msg.ConsumerReport(0, [msg.TaskProgress(task, 1, complete=True) for task in order])
+    service.say(inp.ConsumerSaid(peer.client, report))
+    assert not service.state.jobs["a"].epochs[0].live
+    assert lost or not any(epoch == 0 for _, epoch, _ in worker.finished)
+    assert sorted(peer.ends) == [0, 1, 2]
+
+
 def test_in_a_fixed_order_a_task_is_heard_of_once_workers_have_all_before_it():
     service, peer = started(FakePlan(4, fan_in=2), deterministic=True)
     worker = service.workers["w0"]

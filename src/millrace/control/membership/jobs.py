@@ -240,13 +240,14 @@ def progressed(tx: Transaction, job: Job, consumer: int, message: msg.ConsumerRe
             news.append(progress)
     if news:
         tx.emit(Progressed(job.name, consumer, message.epoch, news))
-        for progress in news:
-            if progress.complete:
-                lost = not epoch.live[progress.task].worker
-                settle(tx, job, message.epoch, progress.task)
-                discard_outputs(tx, job, message.epoch, progress.task)
-                if lost:
-                    tell_read(tx, job, message.epoch, job.slot_of(consumer), progress.task)
+        for task in sorted(
+            {progress.task for progress in news if progress.complete}
+        ):  # a tail settles what is before it
+            lost = not epoch.live[task].worker
+            settle(tx, job, message.epoch, task)
+            discard_outputs(tx, job, message.epoch, task)
+            if lost:
+                tell_read(tx, job, message.epoch, job.slot_of(consumer), task)
     tell_steps(tx, job, message.epoch)
 
 
