@@ -2,7 +2,7 @@
 
 import os
 
-from millrace.engine.run.host_limits import memory_bytes, run_delay_s, siblings
+from millrace.host_limits import memory_bytes, run_delay_s, siblings
 
 WHOLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from millrace.clusters.child_process import describe_exit, hang_up, reap, spawn
 from millrace.clusters.subprocesses import STDERR
-from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError
+from millrace.host_limits import siblings
 from millrace.planning.epoch_cursor import Share
 from millrace.policies.scaling.respawn import respawn_at
 from millrace.wire.address import own_host

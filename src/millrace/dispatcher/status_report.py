@@ -18,7 +18,7 @@ from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
 from millrace.control.tasks.unread import said, shares
-from millrace.engine.run.host_limits import resident_bytes
+from millrace.host_limits import resident_bytes
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol.crash_sites import Poison

@@ -185,7 +185,7 @@ class CacheAccess:
     def measure(self, path: str, room: int) -> StoreMeasured:
         """Measure what reads and writes of a store take here with no more than ``room`` bytes in it."""
         from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
-        from millrace.engine.run.host_limits import memory_bytes
+        from millrace.host_limits import memory_bytes
 
         threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         largest = max(SMALLEST, min(LARGEST, room))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.elements.shared import Arena
-from millrace.engine.run.host_limits import resident_bytes, run_delay_s
 from millrace.errors import ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
+from millrace.host_limits import resident_bytes, run_delay_s
 from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg

@@ -19,9 +19,9 @@ from millrace.blocks.stores.open_store import open_store
 from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.cache.find_cache_points import find_points
-from millrace.engine.run.host_limits import memory_bytes, siblings
 from millrace.errors import CacheError, MillraceWarning
 from millrace.graph.nodes import Graph, Node, always_reused
+from millrace.host_limits import memory_bytes, siblings
 from millrace.planning.cache_point import CachePoint, fixed_notice
 from millrace.planning.split_table import SplitTable
 

@@ -17,12 +17,12 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
-from millrace.engine.run.host_limits import run_delay_s
 from millrace.engine.run.program import Program, Run
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
+from millrace.host_limits import run_delay_s
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
 from millrace.planning.epoch_shape import FRESH, RunShape
