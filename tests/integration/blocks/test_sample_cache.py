@@ -11,6 +11,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -84,6 +85,20 @@ class TestBounds:
         assert [each.message.split(": ")[1] for each in caplog.records] == [
             f"its {size:,} bytes are more than the cache may hold; it is read without the cache"
         ]
+
+    def test_without_a_bound_half_of_the_disk_is_for_it_and_for_its_ranks_together(self, tmp_path, monkeypatch):
+        free = 1 << 30
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        with contextlib.closing(SampleCache()) as cache:
+            assert cache.max_bytes == free // 2 // 4
+        kept = partial(SampleCache, folder=tmp_path, keep=True)
+        with contextlib.closing(kept()) as cache:
+            assert cache.max_bytes == free // 2
+            cache.read("a", 1, lambda: bytes(1 << 20))
+        free -= 1 << 20
+        with contextlib.closing(kept()) as cache:
+            assert cache.max_bytes >= 1 << 29
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

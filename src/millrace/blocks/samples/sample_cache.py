@@ -16,10 +16,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from millrace.blocks.disk_capacity import default_bytes
 from millrace.blocks.samples.claims import Claims, place_of
 from millrace.blocks.samples.counters import SampleCounters, SampleCounts, read_counts
 from millrace.blocks.samples.sample_table import EVICTIONS, Eviction, SampleTable
 from millrace.errors import CacheError, PipelineError
+from millrace.host_limits import siblings
 from millrace.private_folder import make_private, private
 
 _log = logging.getLogger(__name__)
@@ -27,8 +29,6 @@ _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
 _OURS = re.compile(r"samples\.db(-wal|-shm|-journal)?|claims|users|counts-[0-9a-f]{16}")
 _OWN = "millrace-samples"
 """Folder in the one that a user names, which may hold other files."""
-_SHARE = 2
-"""Without a bound, one part in so many of what the disk has free when the cache is made."""
 
 
 class _Kept(NamedTuple):
@@ -44,8 +44,8 @@ class SampleCache:
     the cache is pickled or forked. Samples are kept as pickles, so the folder is its owner's alone.
 
     Args:
-        max_bytes: bytes of samples to keep at most; None: half of what the disk has free, unless ``max_samples`` is
-            given.
+        max_bytes: bytes of samples to keep at most; None: half of what the disk has free or ``folder`` holds, unless
+            ``max_samples`` is given. Ranks of a host that have a temporary folder each share that half.
         max_samples: samples to keep at most; None: no bound but ``max_bytes``.
         folder: in which they are kept, in a folder of their own; None: a temporary folder, which goes when the cache
             is closed or dropped.
@@ -88,7 +88,7 @@ class SampleCache:
                 self, _leave, self.folder, self._use, os.getpid(), keep=keep, whole=folder is None
             )
             if max_bytes is None and max_samples is None:
-                max_bytes = shutil.disk_usage(self.folder).free // _SHARE
+                max_bytes = default_bytes(self.folder) // (1 if self.shared else siblings())
         self.max_bytes, self.max_samples, self.eviction = max_bytes, max_samples, eviction
         self._open()
 
