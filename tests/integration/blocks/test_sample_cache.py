@@ -5,9 +5,11 @@ import fcntl
 import gc
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -292,6 +294,17 @@ def fetch():
 SampleCache(1 << 20, folder=sys.argv[1]).read("a", 1, fetch)
 """
 
+TEMPORARY = """
+import signal, sys, tempfile
+from millrace.blocks.samples.sample_cache import SampleCache
+
+tempfile.tempdir = sys.argv[1]
+cache = SampleCache(max_samples=5)
+cache.read("a", 1, lambda: "sample")
+print(cache.folder, flush=True)
+signal.pause()
+"""
+
 
 @contextlib.contextmanager
 def another(folder, program=OTHER):
@@ -392,6 +405,33 @@ class TestFiles:
         assert os.stat(folder).st_mode & 0o077 == 0
         del cache
         assert not os.path.exists(folder)
+
+    def test_temporary_folders_of_killed_processes_are_removed_by_the_next_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        (tmp_path / "millrace-samples-of-the-user").mkdir()
+        with contextlib.closing(SampleCache(max_samples=5)) as used:
+            with another(tmp_path, TEMPORARY) as process:
+                left = Path(process.stdout.readline().strip())
+            assert (left / "samples.db").exists()
+            with contextlib.closing(SampleCache(max_samples=5)) as cache:
+                expected = {"millrace-samples-of-the-user", Path(used.folder).name, Path(cache.folder).name}
+                assert {each.name for each in tmp_path.iterdir()} == expected
+                assert used.read("a", 1, lambda: "sample") == "sample"
+
+    def test_a_folder_that_is_removed_while_it_is_joined_is_not_used(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        lock, removed = fcntl.flock, []
+
+        def flock(handle, operation):
+            if not removed:
+                removed.extend(tmp_path.iterdir())
+                shutil.rmtree(removed[0])
+            lock(handle, operation)
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with contextlib.closing(SampleCache(max_samples=5)) as cache:
+            assert cache.read("a", 1, lambda: "sample") == "sample"
+            assert cache.folder != str(removed[0])
 
     def test_a_kept_folder_is_there_for_the_next_run(self, tmp_path):
         for fetch in (lambda: "sample", nothing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import logging
@@ -77,13 +78,13 @@ class SampleCache:
         if keep and folder is None:
             raise PipelineError("SampleCache: keep=True needs folder=..., as a temporary folder does not stay")
         self.shared = folder is not None
-        if folder is None:
-            self.folder = tempfile.mkdtemp(prefix=f"{_OWN}-")
-        else:
-            self.folder = os.path.join(os.path.abspath(folder), _OWN)
-        with _errors(self.folder):
-            make_private(self.folder, _is_ours)
-            self._use = _join(self.folder, keep=keep)
+        with _errors(tempfile.gettempdir() if folder is None else os.path.abspath(folder)):
+            if folder is None:
+                self.folder, self._use = _join_temporary()
+            else:
+                self.folder = os.path.join(os.path.abspath(folder), _OWN)
+                make_private(self.folder, _is_ours)
+                self._use = _join(self.folder, keep=keep)
             self._leave = weakref.finalize(
                 self, _leave, self.folder, self._use, os.getpid(), keep=keep, whole=folder is None
             )
@@ -281,8 +282,36 @@ def _is_ours(file: str) -> bool:
     return bool(_OURS.fullmatch(file))
 
 
+def _join_temporary() -> tuple[str, int]:
+    """Make a temporary folder and become its user; those go that this user's processes left when they were killed."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        found = [entry.path for entry in entries if entry.name.startswith(f"{_OWN}-")]
+    for path in found:
+        with contextlib.suppress(OSError):  # somebody else's, or somebody else removes it
+            _remove_unused(path)
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{_OWN}-")
+        with contextlib.suppress(FileNotFoundError):  # taken for an unused one by another process
+            return folder, _join(folder, keep=True)
+
+
+def _remove_unused(folder: str) -> None:
+    if os.lstat(folder).st_uid != os.geteuid():
+        return
+    handle = private(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(handle)
+
+
 def _join(folder: str, *, keep: bool) -> int:
-    """Become one of those who use a folder; the first of them clears it, if what is there is not to be kept."""
+    """Become one of those who use a folder; the first of them clears it, if what is there is not to be kept.
+
+    Raises:
+        FileNotFoundError: it isn't there, or is removed meanwhile.
+    """
     handle = private(os.path.join(folder, _USERS), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         with contextlib.suppress(BlockingIOError):
@@ -293,6 +322,9 @@ def _join(folder: str, *, keep: bool) -> int:
     except BaseException:
         os.close(handle)
         raise
+    if os.fstat(handle).st_nlink == 0:
+        os.close(handle)
+        raise FileNotFoundError(errno.ENOENT, "it was removed")
     return handle
 
 
