@@ -100,6 +100,7 @@ class TestBounds:
             cache.read("a", 1, lambda: bytes(1 << 20))
         free -= 1 << 20
         with contextlib.closing(kept()) as cache:
+            assert cache.max_bytes is not None
             assert cache.max_bytes >= 1 << 29
 
     @pytest.mark.parametrize(
@@ -170,6 +171,14 @@ class TestTogether:
         finally:
             copy.close()
         assert cache.read("a", 1, nothing) == "sample"
+
+    def test_reads_are_counted_by_owner_though_rows_of_ended_processes_are_taken_over(self, cache):
+        for owner in (1, 2):
+            cache.read("a", owner, int, owner)
+            assert ended(lambda owner=owner: cache.read("a", 3, int, owner)) == 0
+            assert ended(lambda: cache.read("a", 3, int, 3)) == 0
+        assert [cache.reads("a", owner) for owner in range(4)] == [0, 2, 2, 2]
+        assert cache.stats("a").reads == 6
 
     def test_a_forked_child_reads_and_counts(self, cache):
         cache.read("a", 1, lambda: "sample")
@@ -420,7 +429,8 @@ class TestFiles:
 
     def test_a_folder_that_is_removed_while_it_is_joined_is_not_used(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        lock, removed = fcntl.flock, []
+        lock = fcntl.flock
+        removed: list[Path] = []
 
         def flock(handle, operation):
             if not removed:

@@ -139,7 +139,7 @@ def test_positions_are_those_of_the_dataset_below(cache, part):
 
 
 def held(cached):
-    return [index for index in range(len(cached)) if cached.cache._has(cached.name, index)]
+    return [index for index in range(len(cached)) if cached.cache._table.has(cached.name, index)]
 
 
 def test_ranks_have_a_cache_each(cache):
@@ -157,6 +157,21 @@ def test_ranks_have_a_cache_each(cache):
                     assert found == list(inner)
                 seen += list(inner)
     assert len(seen) == len(set(seen)) == COUNT // 3 * 3
+
+
+def test_ranks_that_share_a_folder_count_their_own_reads_and_share_the_room(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with (
+        contextlib.closing(SampleCache(max_samples=64, folder=tmp_path)) as one,
+        contextlib.closing(SampleCache(max_samples=64, folder=tmp_path)) as two,
+    ):
+        mine, other = CachedDataset(Squares(), one), CachedDataset(Squares(), two)
+        assert read(DataLoader(mine, batch_size=10, sampler=range(20), num_workers=2)) == list(range(20))
+        assert read(DataLoader(other, batch_size=10, sampler=range(10, 40))) == list(range(10, 40))
+        assert (mine.reads(), other.reads()) == (20, 30)
+        assert (mine.stats().reads, mine.stats().hits) == (50, 10)
+        with prefetching(SequentialSampler(mine), mine) as sampler:
+            assert sampler.sizes().value.fetch_size == 16
 
 
 def test_a_sampler_of_batches(cache):

@@ -68,14 +68,21 @@ class SampleCounts(msgspec.Struct, frozen=True):
 
 _FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(SampleCounts))
 _SECONDS: Final = frozenset(name for name in _FIELDS if name.endswith("_s"))
-_ROW_BYTES = 8 * len(_FIELDS)
+_COLUMNS = 1 + len(_FIELDS)
+"""Whose counts they are, and the counts."""
+_BYTES = _ROWS * _COLUMNS * 8
 
 
 class SampleCounters:
-    """Counters in the file at ``path``. Thread-safe, and usable in forked children."""
+    """Counters in a file. Thread-safe, and usable in forked children.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    Args:
+        path: of the file.
+        owner: number of whom this process counts for; several may count in one file.
+    """
+
+    def __init__(self, path: str, owner: int = 0) -> None:
+        self._path, self._owner = path, owner
         self._lock = threading.Lock()
         self._pid = -1
         self._open()
@@ -84,12 +91,21 @@ class SampleCounters:
         """Map the file, and find a row that no other living process counts in."""
         self._handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._handle)
-        os.posix_fallocate(self._handle, 0, _ROWS * _ROW_BYTES)
-        table = np.frombuffer(mmap.mmap(self._handle, _ROWS * _ROW_BYTES), np.int64).reshape(_ROWS, len(_FIELDS))
-        row = next((row for row in range(_ROWS) if lock(self._handle, row, wait=False)), None)
-        # Counting beside everybody else who found no row may lose some of it, which is better than to fail.
-        self._table, self._row = table, table[_ROWS - 1 if row is None else row]
+        os.posix_fallocate(self._handle, 0, _BYTES)
+        self._table = np.frombuffer(mmap.mmap(self._handle, _BYTES), np.int64).reshape(_ROWS, _COLUMNS)
+        row = self._table[self._free_row()]
+        row[0] = self._owner
+        self._row = row[1:]
         self._pid = os.getpid()
+
+    def _free_row(self) -> int:
+        """Find a row to count in: left by a process of the same owner if there is one, or nobody's, or else any."""
+        owners = self._table[:, 0]
+        for these in (lambda row: owners[row] == self._owner, lambda row: owners[row] == 0, lambda _: True):
+            for row in range(_ROWS):
+                if these(row) and lock(self._handle, row, wait=False) and these(row):
+                    return row
+        return _ROWS - 1  # counting beside somebody else may lose some of it, which is better than to fail
 
     def add(self, **counts: float) -> None:
         """Add to counters of :class:`SampleCounts`, by name."""
@@ -105,8 +121,8 @@ class SampleCounters:
         return _summed(self._table)
 
     def reads(self) -> int:
-        """Count the samples that were read, by all processes; cheaper than :meth:`read`."""
-        return int(self._table[:, :2].sum())
+        """Count the samples that were read by all processes of this owner; cheaper than :meth:`read`."""
+        return int(self._table[self._table[:, 0] == self._owner, 1:3].sum())
 
     def close(self) -> None:
         """Leave the row to others; what is counted later counts for nothing. Idempotent."""
@@ -118,9 +134,9 @@ class SampleCounters:
 
 def read_counts(path: str) -> SampleCounts:
     """Sum what is counted in the file at ``path``, without counting there."""
-    return _summed(np.fromfile(path, np.int64).reshape(-1, len(_FIELDS)))
+    return _summed(np.fromfile(path, np.int64).reshape(-1, _COLUMNS))
 
 
 def _summed(table: np.ndarray[Any, np.dtype[np.int64]]) -> SampleCounts:
-    sums = table.sum(axis=0).tolist()
+    sums = table[:, 1:].sum(axis=0).tolist()
     return SampleCounts(*(n / 1e9 if name in _SECONDS else n for name, n in zip(_FIELDS, sums, strict=True)))

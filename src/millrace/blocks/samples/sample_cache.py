@@ -96,7 +96,7 @@ class SampleCache:
     def _open(self) -> None:
         with _errors(self.folder):
             self._claims = Claims(os.path.join(self.folder, _CLAIMS))
-            self._counters: dict[str, SampleCounters] = {}
+            self._counters: dict[tuple[str, int], SampleCounters] = {}
             self._table = SampleTable(
                 os.path.join(self.folder, _SAMPLES),
                 most_bytes=self.max_bytes,
@@ -127,84 +127,87 @@ class SampleCache:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, name: str, index: int, fetch: Callable[[], Any]) -> Any:
+    def read(self, name: str, index: int, fetch: Callable[[], Any], owner: int = 0) -> Any:
         """Read a sample: from the cache, from whoever is fetching it, or by ``fetch``.
 
         Args:
             name: of the dataset.
             index: of the sample in it.
             fetch: gets the sample from where it comes from.
+            owner: number of whom it is read for, see :meth:`reads`.
 
         Raises:
             Whatever ``fetch`` raises.
             CacheError: the cache was closed.
         """
         began = time.perf_counter()
-        counters = self._counts(name)
-        kept = self._get(name, index)
+        counters = self._counts(name, owner)
+        kept = self._get(counters, name, index)
         if kept is not None:
             counters.add(hits=1, waited_s=time.perf_counter() - began)
             return kept.value
-        sample, joined = self._fetch_or_join(name, index, fetch)
+        sample, joined = self._fetch_or_join(counters, name, index, fetch)
         seconds = time.perf_counter() - began
         counters.add(misses=1, joined=int(joined), waited_s=seconds, missed_s=seconds)
         return sample
 
-    def _fetch_or_join(self, name: str, index: int, fetch: Callable[[], Any]) -> tuple[Any, bool]:
+    def _fetch_or_join(
+        self, counters: SampleCounters, name: str, index: int, fetch: Callable[[], Any]
+    ) -> tuple[Any, bool]:
         place, joined = place_of(name, index), False
         while True:
             with self._claims.claim(place) as ours:
-                kept = self._get(name, index)
+                kept = self._get(counters, name, index)
                 if kept is not None:
                     return kept.value, joined
                 if ours:
-                    return self._fetch(name, index, fetch), joined
+                    return self._fetch(counters, name, index, fetch), joined
             joined = True
             self._claims.wait(place)  # then it is there; or its owner died, failed, or could not keep it
 
-    def fetch_ahead(self, name: str, index: int, fetch: Callable[[], Any]) -> None:
+    def fetch_ahead(self, name: str, index: int, fetch: Callable[[], Any], owner: int = 0) -> None:
         """Fetch a sample before it is read, unless it is there or somebody is fetching it; failures are counted."""
         if self._closed:
             return
         try:
+            counters = self._counts(name, owner)
             with self._claims.claim(place_of(name, index)) as ours:
-                if ours and not self._has(name, index):
-                    self._fetch(name, index, fetch, ahead=1)
+                if ours and not self._has(counters, name, index):
+                    self._fetch(counters, name, index, fetch, ahead=1)
         except Exception as error:  # noqa: BLE001 - whoever reads this sample tries again and raises it
             if not self._closed:
-                self._counts(name).add(failed=1)
+                self._counts(name, owner).add(failed=1)
                 _log.info("sample %d could not be fetched ahead: %s: %s", index, type(error).__name__, error)
 
-    def _fetch(self, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
+    def _fetch(self, counters: SampleCounters, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
         began = time.perf_counter()
         sample = fetch()
         if self._closed:  # meanwhile
             return sample
-        counters = self._counts(name)
         counters.add(fetched=1, ahead=ahead, fetch_s=time.perf_counter() - began)
         try:
             value = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
             evicted = self._table.put(name, index, value)
         except Exception as error:  # noqa: BLE001 - the sample is there all the same: only the cache is poorer
-            self._refuse(name, index, f"{type(error).__name__}: {error}")
+            self._refuse(counters, index, f"{type(error).__name__}: {error}")
             return sample
         if evicted < 0:
-            self._refuse(name, index, f"its {len(value):,} bytes are more than the cache may hold")
+            self._refuse(counters, index, f"its {len(value):,} bytes are more than the cache may hold")
         else:
             counters.add(stored=1, stored_bytes=len(value), evicted=evicted)
         return sample
 
-    def _refuse(self, name: str, index: int, why: str) -> None:
-        self._counts(name).add(refused=1)
+    def _refuse(self, counters: SampleCounters, index: int, why: str) -> None:
+        counters.add(refused=1)
         if not self._warned:
             self._warned = True
             _log.warning("sample %d could not be kept in %s: %s; it is read without the cache", index, self.folder, why)
 
-    def _get(self, name: str, index: int) -> _Kept | None:
+    def _get(self, counters: SampleCounters, name: str, index: int) -> _Kept | None:
         try:
             kept = self._table.get(name, index)
         except CacheError as error:
-            self._refuse(name, index, str(error))
+            self._refuse(counters, index, str(error))
             return None
         if kept is None:
             return None
@@ -216,23 +219,23 @@ class SampleCache:
             self._table.drop(name, index)
             return None
 
-    def _has(self, name: str, index: int) -> bool:
+    def _has(self, counters: SampleCounters, name: str, index: int) -> bool:
         try:
             return self._table.has(name, index)
         except CacheError as error:
-            self._refuse(name, index, str(error))
+            self._refuse(counters, index, str(error))
             return False
 
     # -- what was counted ----------------------------------------------------------------------------------------------
 
-    def _counts(self, name: str) -> SampleCounters:
-        counters = self._counters.get(name)
+    def _counts(self, name: str, owner: int = 0) -> SampleCounters:
+        counters = self._counters.get((name, owner))
         if self._closed:
             raise CacheError(f"{self.folder}: this SampleCache was closed")
         if counters is None:
             path = os.path.join(self.folder, f"{_COUNTS}-{place_of(name, -1):016x}")
             with _errors(path):
-                counters = self._counters.setdefault(name, SampleCounters(path))
+                counters = self._counters.setdefault((name, owner), SampleCounters(path, owner))
         return counters
 
     def stats(self, name: str | None = None) -> SampleCounts:
@@ -248,9 +251,9 @@ class SampleCache:
             SampleCounts.__add__, (read_counts(os.path.join(self.folder, each)) for each in files), SampleCounts()
         )
 
-    def reads(self, name: str) -> int:
-        """Count the samples of one dataset that were read by all processes."""
-        return self._counts(name).reads()
+    def reads(self, name: str, owner: int = 0) -> int:
+        """Count the samples of one dataset that all processes have read for one owner, such as a rank."""
+        return self._counts(name, owner).reads()
 
     def totals(self) -> tuple[int, int]:
         """Count the (samples, bytes of them) that are kept."""

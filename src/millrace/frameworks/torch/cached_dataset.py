@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import secrets
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from millrace.blocks.samples.counters import SampleCounts
 from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import PipelineError, UnsureError
 from millrace.functions.fingerprint import fingerprint
+from millrace.host_limits import siblings
 
 _cached: weakref.WeakSet[CachedDataset]
 
@@ -51,6 +53,7 @@ class CachedDataset(Dataset[Any]):
         self.dataset = dataset
         self.cache = cache
         self.name = _name(dataset, cache) if name is None else name
+        self._owner = secrets.randbits(62) + 1  # copies in a DataLoader's workers read for the same one
         _cached.add(self)
 
     def __len__(self) -> int:
@@ -58,7 +61,7 @@ class CachedDataset(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         number = self.position(index)
-        return self.cache.read(self.name, number, lambda: self.dataset[number])
+        return self.cache.read(self.name, number, lambda: self.dataset[number], self._owner)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Read several samples, in order; DataLoaders ask for a batch this way."""
@@ -77,11 +80,16 @@ class CachedDataset(Dataset[Any]):
 
     def fetch_ahead(self, index: int) -> None:
         """Put a sample into the cache, unless it is there or somebody is fetching it; failures are counted only."""
-        self.cache.fetch_ahead(self.name, index, lambda: self.dataset[index])
+        self.cache.fetch_ahead(self.name, index, lambda: self.dataset[index], self._owner)
 
     def reads(self) -> int:
-        """Count the samples that were read, in all processes."""
-        return self.cache.reads(self.name)
+        """Count the samples that were read through this object and its copies in other processes."""
+        return self.cache.reads(self.name, self._owner)
+
+    def room(self) -> int | None:
+        """Estimate how many samples the cache can hold for this rank of those that share it; None: not known yet."""
+        room = self.cache.room()
+        return room // siblings() if room is not None and self.cache.shared else room
 
     def stats(self) -> SampleCounts:
         """Hits, misses, waits and more, in all processes that read this dataset through this cache."""

@@ -31,7 +31,8 @@ class PrefetchSampler(Sampler[Any]):
     Args:
         sampler: of the indices, or of lists of them.
         cache: the cached dataset, or its cache.
-        fetch_size: samples to ask for at a time; None: half of what the cache can hold.
+        fetch_size: samples to ask for at a time; None: half of what the cache can hold, of which
+            the ranks of a host that share it take equal parts.
         prefetch_threshold: samples asked for and not yet read, at or below which the next ones are asked for; None:
             as many as are fetched at a time. What a DataLoader's workers have in hand counts as not yet read.
         threads: fetches at a time.
@@ -96,7 +97,7 @@ class PrefetchSampler(Sampler[Any]):
 
     def sizes(self) -> Decision[PrefetchSizes]:
         """Decide how much is fetched ahead now; the reason says why."""
-        rooms = [room for each in self._datasets if (room := each.cache.room()) is not None]
+        rooms = [room for each in self._datasets if (room := each.room()) is not None]
         return prefetch_sizes(min(rooms, default=None), *self._chosen)
 
     def __iter__(self) -> Iterator[Any]:
