@@ -468,6 +468,32 @@ class TestFiles:
         assert cache.stats("a").refused > 0
         assert len(caplog.records) == 1
 
+    def test_a_damaged_sample_is_fetched_again(self, tmp_path):
+        kept = partial(SampleCache, 1 << 20, folder=tmp_path, keep=True)
+        with contextlib.closing(kept()) as cache:
+            cache.read("a", 1, lambda: b"a" * 5000)
+        database = Path(cache.folder, "samples.db")
+        content = database.read_bytes()
+        assert b"a" * 1000 in content
+        database.write_bytes(content.replace(b"a" * 1000, b"b" * 1000))
+        with contextlib.closing(kept()) as cache:
+            for fetch in (lambda: "anew", nothing):
+                assert cache.read("a", 1, fetch) == "anew"
+
+    def test_a_sample_that_is_found_in_anothers_place_is_fetched_again(self, cache):
+        cache.read("a", 1, lambda: "sample")
+        cache._table._base.execute("update samples set number = 2")
+        assert cache.read("a", 2, lambda: "another") == "another"
+
+    def test_a_total_that_is_damaged_makes_room_and_no_more(self):
+        with contextlib.closing(SampleCache(max_samples=3)) as cache:
+            cache.read("a", 1, lambda: "sample")
+            with cache._table._connected() as base:
+                base.execute("update total set count = 1000")
+            for _ in range(2):
+                assert cache.read("a", 2, lambda: "another") == "another"
+            assert cache.totals()[0] == 1
+
     def test_a_folder_of_somebody_else_is_refused_with_its_name(self, tmp_path):
         (tmp_path / "millrace-samples").mkdir()
         (tmp_path / "millrace-samples/other").write_text("a file of the user's")

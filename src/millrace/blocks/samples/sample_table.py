@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -18,11 +19,12 @@ EVICTIONS: tuple[Eviction, ...] = ("fifo", "lru", "random")
 
 _PAGE_BYTES = 4096
 _BUSY_S = 60.0
-_LAYOUT = 1
+_LAYOUT = 2
 """Number of this layout; a database of another one is thrown away."""
 _TABLES = """
 create table if not exists samples (
-    turn integer primary key, name text not null, number integer not null, size integer not null, value blob not null
+    turn integer primary key, name text not null, number integer not null, size integer not null,
+    checksum integer not null, value blob not null
 );
 create unique index if not exists by_name on samples (name, number);
 create table if not exists total (
@@ -44,7 +46,8 @@ _sqlite = threading.RLock()
 class SampleTable:
     """Samples by (name of a dataset, index), as bytes. Thread-safe, and usable in forked children.
 
-    It is a cache: nothing is synced to the disk, and what a crash of the machine damages is found and thrown away.
+    It is a cache: nothing is synced to the disk. A sample that a crash of the machine has damaged is found by its
+    checksum and thrown away, and so is a database that SQLite can't open.
 
     Args:
         path: of the database.
@@ -68,22 +71,31 @@ class SampleTable:
             _tables.add(self)
 
     def get(self, name: str, index: int) -> bytes | None:
-        """Look up a sample; None if it isn't there."""
+        """Look up a sample; None if it isn't there, or is damaged and was thrown away."""
         with self._connected() as base:
-            found = base.execute("select value, turn from samples where name = ? and number = ?", (name, index))
-            row = found.fetchone()
-            if row is None:
+            found = base.execute(
+                "select turn, checksum, value from samples where name = ? and number = ?", (name, index)
+            ).fetchone()
+            if found is None:
+                return None
+            turn, checksum, value = found
+            if not isinstance(value, bytes) or checksum != _checksum(name, index, value):
+                self._drop(base, name, index)
                 return None
             if self._eviction == "lru":
                 with _transaction(base):
                     base.execute(
-                        "update samples set turn = (select max(turn) + 1 from samples) where turn = ?", row[1:]
+                        "update samples set turn = (select max(turn) + 1 from samples) where turn = ?", (turn,)
                     )
-            return bytes(row[0])
+            return value
 
     def drop(self, name: str, index: int) -> None:
         """Let go of a sample, if it is there."""
-        with self._connected() as base, _transaction(base):
+        with self._connected() as base:
+            self._drop(base, name, index)
+
+    def _drop(self, base: sqlite3.Connection, name: str, index: int) -> None:
+        with _transaction(base):
             gone = base.execute("delete from samples where name = ? and number = ? returning size", (name, index))
             for (size,) in gone.fetchall():
                 base.execute("update total set count = count - 1, size = size - ?", (size,))
@@ -108,9 +120,9 @@ class SampleTable:
             return -1
         with self._connected() as base, _transaction(base):
             added = base.execute(
-                "insert or ignore into samples (turn, name, number, size, value) "
-                "select coalesce(max(turn), 0) + 1, ?, ?, ?, ? from samples",
-                (name, index, len(value), value),
+                "insert or ignore into samples (turn, name, number, size, checksum, value) "
+                "select coalesce(max(turn), 0) + 1, ?, ?, ?, ?, ? from samples",
+                (name, index, len(value), _checksum(name, index, value), value),
             ).rowcount
             base.execute("update total set count = count + ?, size = size + ?", (added, added * len(value)))
             return self._make_room(base)
@@ -125,13 +137,15 @@ class SampleTable:
 
         while over():
             rows: Sequence[tuple[int, int]] = base.execute(_FIRST[self._eviction]).fetchall()
+            if not rows:  # the total was damaged
+                count = size = 0
             for turn, nbytes in rows:
                 if not over():
                     break
                 base.execute("delete from samples where turn = ?", (turn,))
                 count, size = count - 1, size - nbytes
                 gone.append((turn, nbytes))
-        if gone:
+        if gone or not count:
             base.execute("update total set count = ?, size = ?", (count, size))
         return len(gone)
 
@@ -216,6 +230,11 @@ def _disconnect() -> None:
 
 
 os.register_at_fork(before=_disconnect, after_in_parent=_sqlite.release, after_in_child=_sqlite.release)
+
+
+def _checksum(name: str, index: int, value: bytes) -> int:
+    """Sum of a sample and of which one it is, as an index of the database may be damaged as well."""
+    return zlib.crc32(value, zlib.crc32(f"{index} {name}".encode()))
 
 
 def _check_layout(base: sqlite3.Connection) -> None:
