@@ -509,13 +509,23 @@ class TestFiles:
             gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_a_kept_sample_that_cannot_be_read_is_fetched_again_and_replaced(self, tmp_path, caplog):
+    def test_kept_samples_that_cannot_be_read_are_fetched_again_and_replaced(self, tmp_path, caplog):
         with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
-            cache._table.put("a", 1, b"of a class that is gone")
-            assert cache.read("a", 1, lambda: "anew") == "anew"
-            assert cache.read("a", 1, nothing) == "anew"
-            assert cache.totals() == (1, len(pickle.dumps("anew", protocol=5)))
+            for index in range(3):
+                cache._table.put("a", index, b"of a class that is gone")
+            for fetch in (lambda: "anew", nothing):
+                assert [cache.read("a", index, fetch) for index in range(3)] == ["anew"] * 3
+            assert cache.totals() == (3, 3 * len(pickle.dumps("anew", protocol=5)))
+        assert [each.message.split(": ")[0].split(" in ")[0] for each in caplog.records] == ["sample 0"]
         assert "is fetched again" in caplog.records[0].message
+
+    def test_a_sample_that_can_neither_be_read_nor_thrown_away_is_read_without_the_cache(self, cache, monkeypatch):
+        def drop(*_):
+            raise CacheError("the database is locked")
+
+        monkeypatch.setattr(cache._table, "drop", drop)
+        cache._table.put("a", 1, b"of a class that is gone")
+        assert cache.read("a", 1, lambda: "sample") == "sample"
 
     def test_a_copy_of_a_closed_cache_says_where_it_was(self):
         cache = SampleCache(max_samples=5)

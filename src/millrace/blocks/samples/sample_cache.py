@@ -103,7 +103,8 @@ class SampleCache:
                 most_samples=self.max_samples,
                 eviction=self.eviction,
             )
-        self._warned = self._closed = False
+        self._said: set[str] = set()
+        self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         settings = ("shared", "folder", "max_bytes", "max_samples", "eviction")
@@ -199,25 +200,28 @@ class SampleCache:
 
     def _refuse(self, counters: SampleCounters, index: int, why: str) -> None:
         counters.add(refused=1)
-        if not self._warned:
-            self._warned = True
-            _log.warning("sample %d could not be kept in %s: %s; it is read without the cache", index, self.folder, why)
+        self._warn("sample %d could not be kept in %s: %s; it is read without the cache", index, why)
+
+    def _warn(self, message: str, index: int, why: str) -> None:
+        """Say once what may be wrong with every sample."""
+        if message not in self._said:
+            self._said.add(message)
+            _log.warning(message, index, self.folder, why)
 
     def _get(self, counters: SampleCounters, name: str, index: int) -> _Kept | None:
         try:
             kept = self._table.get(name, index)
+            if kept is None:
+                return None
+            try:
+                return _Kept(pickle.loads(kept))  # noqa: S301 (this user's own, where nobody else can write)
+            except Exception as error:  # noqa: BLE001 - such as of a class that is not there any more
+                why = f"{type(error).__name__}: {error}"
+                self._warn("sample %d in %s cannot be read and is fetched again: %s", index, why)
+                self._table.drop(name, index)
         except CacheError as error:
             self._refuse(counters, index, str(error))
-            return None
-        if kept is None:
-            return None
-        try:
-            return _Kept(pickle.loads(kept))  # noqa: S301 (this user's own, from a folder that nobody else can write to)
-        except Exception as error:  # noqa: BLE001 - such as of a class that is not there any more
-            what = f"{type(error).__name__}: {error}"
-            _log.warning("sample %d in %s cannot be read and is fetched again: %s", index, self.folder, what)
-            self._table.drop(name, index)
-            return None
+        return None
 
     def _has(self, counters: SampleCounters, name: str, index: int) -> bool:
         try:
