@@ -45,6 +45,11 @@ class TaskBuffer:
     nothing: bool = False
     spared: bool = False
 
+    @property
+    def first(self) -> int:
+        """Number of the first output that is kept, or of the next one."""
+        return self.messages[0].index if self.messages else self.end
+
 
 @dataclass(slots=True, eq=False)
 class ReaderCursor:
@@ -76,15 +81,17 @@ class ReaderCursor:
             self.received += 1
         self.sent = max(self.sent, self.received)
 
+    def read(self, start: int) -> None:
+        """Have the outputs from ``start`` on sent, those too that another process in the reader's place had."""
+        self.wanted = True
+        if not self.task.spared:
+            self.received, self.done = self.task.freed, False
+        self.rewind()
+        self.acknowledge(start)
+
     def rewind(self) -> None:
         """Have everything that was not acknowledged sent again."""
         self.sent, self.end_sent = self.received, False
-
-    @property
-    def first(self) -> int:
-        """Number of the first output that was not acknowledged."""
-        kept = self.received - self.task.freed
-        return self.task.messages[kept].index if kept < len(self.task.messages) else self.task.end
 
     @property
     def unsent(self) -> int:
@@ -140,9 +147,7 @@ class ReaderOutbox:
             self._asked = {other: asked for other, asked in self._asked.items() if other[0] == key[0]}
             self._asked[key] = max(lease, self._asked.get(key, -1))
             return
-        cursor.wanted = True
-        cursor.rewind()
-        cursor.acknowledge(start)
+        cursor.read(start)
 
     def next(self) -> Parcel | None:
         """Find the next thing to send; the caller says :meth:`sent` before anything else changes."""

@@ -71,15 +71,16 @@ class SlotBuffer:
                 if key not in self.tasks:
                     self._read_out[key] = cursor.task.lease
 
-    def lacks(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> bool:
-        """Whether outputs of this lease from ``start`` on are not kept any more, as another process acknowledged them.
+    def lacks(self, key: TaskKey, lease: int, start: int) -> bool:
+        """Whether outputs of this lease from ``start`` on are not kept any more, as all readers acknowledged them.
 
-        It had the reader's place in a journal that is newer than the one that the dispatcher was started on.
+        Who asks for them all the same has the place of another process in a journal that is newer than the one that the
+        dispatcher was started on.
         """
         if not self.has(key, lease):
             return self._read_out.get(key) == lease
-        cursor = outbox.cursors[key]
-        return not cursor.done and cursor.received > 0 and start < cursor.first
+        task = self.tasks[key]
+        return not task.spared and task.freed > 0 and start < task.first
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
         """Have a reader sent the outputs of this lease from ``start`` on; it has those before."""

@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,33 @@ def test_a_run_that_is_repeated_and_ends_before_what_was_received_says_so():
     end = buffer.outboxes[0].next()
     assert end is not None
     assert (end.header.index, end.header.last, end.header.changed) == (3, True, "a.tar")
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_what_one_reader_acknowledged_and_another_lacks_is_sent_again_to_who_takes_its_place(complete):
+    buffer = SlotBuffer(1000, (0, 1))
+    buffer.begin(KEY, 1, 0)
+    for index in range(3):
+        buffer.put(KEY, 1, message(index))
+    buffer.finish(KEY, 1, 3, 0)
+    read(buffer, KEY, 1, 0)
+    drain(buffer)
+    received(buffer, KEY, 3 if complete else 2, complete=complete)
+    detach(buffer)
+    for start in (1, 0):
+        assert not buffer.lacks(KEY, 1, start)
+        read(buffer, KEY, 1, start)
+        buffer.validate()
+        assert [index for _, index, _, _ in drain(buffer)] == [0, 1, 2][start:]
+    received(buffer, KEY, 1, complete=False, reader=1)
+    assert not buffer.lacks(KEY, 1, 0), "who has the place has not acknowledged that"
+    received(buffer, KEY, 2, complete=False)
+    assert buffer.lacks(KEY, 1, 0)
+    assert not buffer.lacks(KEY, 1, 1)
+    for reader in (0, 1):
+        received(buffer, KEY, 3, complete=True, reader=reader)
+    assert not buffer.tasks
+    assert buffer.lacks(KEY, 1, 0)
 
 
 def test_all_of_a_task_received_frees_it():
