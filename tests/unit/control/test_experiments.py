@@ -7,6 +7,8 @@ from millrace.control.experiments import cache_regime, experiment_of, makers
 from millrace.control.journal.cache_events import ModeChosen
 from millrace.control.journal.replay import apply
 from millrace.control.state.regime import Regime
+from millrace.control.state.scaling_state import Scaling
+from millrace.policies.scaling.autoscale import Scale
 from millrace.protocol import messages as msg
 
 
@@ -37,6 +39,8 @@ def test_a_profile_goes_before_the_search_for_a_number_of_workers():
     service, _ = changed()
     job = service.state.jobs["a"]
     assert experiment_of(job) == "none"
+    job.scaling = Scaling(Scale(1))
+    assert experiment_of(job) == "scaling"
     apply(service.state, ModeChosen("a", "profile", -1, "a test says so", 0, 1.0, {}, {}))
     assert (experiment_of(job), cache_regime(job)) == ("profile", "profile -1")
 

@@ -77,7 +77,8 @@ def test_the_next_worker_of_a_loader_is_not_missed_before_it_has_come(lingers):
     read_all(service, one)
     assert len(one.complete) < 4
     assert bool(one.unread) is not lingers
-    assert job_status(service)["unread"]
+    [share] = job_status(service)["unread"]
+    assert share["why"].startswith(f"consumer 1 {'ended with an epoch, ' if lingers else 'was lost '}")
     again = service.join("z", num_consumers=2, consumer=1, lingers=lingers)
     service.run()
     assert sorted(one.complete + again.complete) == list(range(4))

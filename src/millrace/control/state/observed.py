@@ -292,11 +292,11 @@ class Observed(msgspec.Struct):
     """Those that have consumers, since ``jobs_changed``."""
     jobs_changed: float = 0.0
     shortage: Shortage | None = None
+    """None: as many workers are there as planned."""
     unregistered: dict[str, float] = {}
     """By worker that the cluster runs and that has not registered, since when."""
     unregistered_tries: int = 0
     """In a row that were ended for that."""
-    """None: as many workers are there as planned."""
     told: dict[str, set[str]] = {}
     """By worker, places of points of which it knows all blocks, and hears of others."""
     no_room: dict[str, float] = {}

@@ -109,7 +109,7 @@ class TaskState:
         run: number of the plan's task, if that is another (no sharding); else -1.
         freed: nobody needs its leftovers: its tail is over, or it has none.
         alone: its tail has begun without it, so that it leaves nothing over.
-        deaths: number of workers that ended while they had it; from ``CARE`` on it runs with crash isolation.
+        deaths: number of workers that ended while they had it; from ``PROBE_EACH`` on it runs with crash isolation.
         at: where the last of these runs with crash isolation ended.
         poison: elements of it that no worker may touch any more.
     """

@@ -14,6 +14,7 @@ from millrace.control.tasks.task_queue import held_back
 NAMED = 8
 """Consumers that a sentence names, at most."""
 NOT_SEEN = "was not seen yet, and its part is kept for it"
+BETWEEN = "ended with an epoch, and its part is kept for the process that reads the next one"
 _COUNTED = 10_000
 """Tasks of which the elements are counted, at most."""
 
@@ -36,8 +37,8 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
         if place.lost_at is not None and place.epoch <= number and not state.may_return(place.lost_at, now):
             who = f"process {place.pid} on {place.host or 'another host'}"
             why = f"was lost ({who}), and its part is kept for it for {grace:g} s from then on"
-            if place.lingers and place.epoch < number:  # that process had read what it wanted; the next one may come
-                why = NOT_SEEN
+            if place.lingers and place.epoch < number:
+                why = BETWEEN
             found += _share(state, job, number, consumer, why)
             report = observed.report(place.client)
             if report is not None and report.epoch == number and report.arrived > report.batches:
@@ -69,7 +70,8 @@ def record_deserted(tx: Transaction, job: Job, number: int) -> None:
 
 def told(state: State, observed: Observed, job: Job, number: int, now: float) -> str:
     """Word what is not read for those who read the epoch, but for what waits for who may still come."""
-    return said(job, [share for share in shares(state, observed, job, number, now) if share.why != NOT_SEEN])
+    found = shares(state, observed, job, number, now)
+    return said(job, [share for share in found if share.why not in (NOT_SEEN, BETWEEN)])
 
 
 def _share(state: State, job: Job, number: int, consumer: int, why: str) -> list[UnreadShare]:
