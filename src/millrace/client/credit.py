@@ -1,7 +1,8 @@
-"""Credit of workers: how much each may send to a consumer, which never holds more than its buffer. Pure.
+"""Credit of workers: how much each may send to a consumer, whose buffer bounds what it holds. Pure.
 
 A consumer's bytes are granted to workers ahead of time, which send without asking. A worker whose next message is
 larger than its credit gives the credit back and names the size (``Short``); it is served as soon as so much is free.
+Beyond the buffer comes what is needed to get on: a message that the user waits for, or tasks that other ranks wait for.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ AHEAD = 2
 class CreditPool:
     """Share ``total`` bytes out to workers. Callers hold a lock.
 
-    At all times, what is granted and what has arrived and was not used is at most ``total``, or one message more when
-    :meth:`force` was needed. Methods that return a dict say what to grant now: bytes by worker.
+    At all times, what is granted and what has arrived and was not used is at most ``total``, or one message more for
+    each :meth:`force`. Where a user waits that is one message, as it is used before the next one is needed. A consumer
+    that may not use yet what it has forces message after message of the tasks that others wait for.
+
+    Methods that return a dict say what to grant now: bytes by worker.
     """
 
     def __init__(self, total: int) -> None:
@@ -91,7 +95,7 @@ class CreditPool:
         return self._serve()
 
     def force(self, worker: str | None) -> dict[str, int]:
-        """Let in one message of ``worker`` (None: of any), for which the user waits, even if that exceeds the total."""
+        """Let in one message of ``worker`` (None: of any) that somebody waits for, even if that exceeds the total."""
         if self._forced is not None or not self._short:
             return {}
         name = min(self._short, key=self._short.__getitem__) if worker is None else worker
