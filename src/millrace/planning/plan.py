@@ -207,6 +207,11 @@ class Plan:
     def _descend(self, within: int, turn: int) -> Task:
         first_index, first_main, mains, level, parent = turn * self._round, 0, self._mains, self._levels, -1
         index = first_index + within
+        low = 1
+        while low < level and within >= _full_tree(low - 1):
+            low += 1
+        if low < level:  # on each level from there up it is below the first tail
+            level, mains = low, _full(low)
         while True:
             if level == 0:
                 return self._main(index, turn, first_main, parent)
@@ -242,11 +247,17 @@ def _full(level: int) -> int:
 
 def _tree(mains: int, level: int) -> int:
     """Count the tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
-    if level == 0:
-        return mains
-    whole, rest = divmod(mains, _full(level - 1))
-    full = _tree(_full(level - 1), level - 1) if whole else 0
-    return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
+    count = 0
+    while level and mains:
+        level -= 1
+        whole, mains = divmod(mains, _full(level))
+        count += whole * _full_tree(level) + 1
+    return count + mains
+
+
+def _full_tree(level: int) -> int:
+    """Count the tasks in a tree of ``level`` levels of tails without a gap."""
+    return (_full(level + 1) - 1) // (FAN_IN - 1)
 
 
 class EqualPlan(Plan):

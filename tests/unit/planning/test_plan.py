@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
+from millrace.planning import plan as planning
 from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
 from millrace.planning.progress import TaskSet
 from millrace.planning.remainder import leftover_reruns
@@ -104,6 +105,21 @@ def test_plans_without_end_have_any_task(index, size, tails):
         assert task.parent == -1 or index in plan.task(task.parent).inputs
     endless = Plan(1 << 62, 7, period=30, tails=True)
     assert (endless.task(5).inputs, endless.task(6).start, endless.task(6).index) == ((0, 1, 2, 3, 4), 30, 6)
+
+
+def test_a_task_of_a_plan_without_end_is_found_without_a_walk_through_all_levels(monkeypatch):
+    """The dispatcher asks for many tasks with every decision."""
+    plan = Plan(1 << 62, 4, tails=True)
+    levels: list[int] = []
+
+    def full(level: int) -> int:
+        levels.append(level)
+        return int(FAN_IN**level)
+
+    monkeypatch.setattr(planning, "_full", full)
+    assert plan.task(100).parent == 101
+    assert max(levels) <= 3
+    assert len(levels) < 20
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------

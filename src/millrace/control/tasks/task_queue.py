@@ -120,8 +120,8 @@ def some_pending(state: State, job: Job, slot: int) -> bool:
         job.name,
         ("pending", slot),
         lambda: any(
-            (off or is_ready(job, number, task, state.plan(job, number).task(task).inputs))
-            and must_rerun(state, job, epoch, task)
+            must_rerun(state, job, epoch, task)
+            and (off or is_ready(job, number, task, state.plan(job, number).task(task).inputs))
             for number, epoch in job.epochs.items()
             for task in epoch.pending.get(slot, ())
         ),
@@ -168,14 +168,15 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
         return None
     off = job.spec.sharding == "off"
     for task in sorted(tasks):
+        if not must_rerun(state, job, epoch, task):
+            continue
         inputs = () if off else state.plan(job, number).task(task).inputs
         if inputs:
             if not is_ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, slot, inputs):
                 continue
         elif job.spec.statically_owned and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
-        if must_rerun(state, job, epoch, task):
-            return Candidate(number, task, epoch.live[task].run)
+        return Candidate(number, task, epoch.live[task].run)
     return None
 
 
