@@ -87,7 +87,13 @@ def failure_of(ref: msg.TaskRef, outputs: int) -> msg.Failure:
 
 
 def check_before(
-    failure: msg.Failure, pipeline: SimulatedPipeline, spec: JobSpec, consumer: int, epoch: int, came: AbstractSet[int]
+    failure: msg.Failure,
+    pipeline: SimulatedPipeline,
+    spec: JobSpec,
+    consumer: int,
+    epoch: int,
+    came: AbstractSet[int],
+    dropped: AbstractSet[int],
 ) -> None:
     """Check that a consumer which gets an error has had what comes before it.
 
@@ -98,13 +104,15 @@ def check_before(
         consumer: its index.
         epoch: that it reads.
         came: elements of that epoch that came.
+        dropped: tasks of it that were of a former process in the consumer's place, and nobody's since.
     """
     number, task, outputs = map(int, failure.where.split())
     if number > epoch:
         raise Violation(f"consumer {consumer} of job {spec.name} reads epoch {epoch}, and failed of epoch {number}")
     first = consumer if spec.deterministic else task
     absent: list[Output] = []
-    for each in range(first, task + 1, spec.num_consumers or 1) if number == epoch else ():
+    before = range(first, task + 1, spec.num_consumers or 1) if number == epoch else range(0)
+    for each in set(before) - dropped:
         given = list(_given(pipeline, spec, each))
         absent += [
             output for output in (given[:outputs] if each == task else given) if not {*map(bare, output)} <= came

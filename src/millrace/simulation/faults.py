@@ -150,7 +150,7 @@ def _put_back(cluster: SimulatedCluster, groups: int) -> None:
         cluster.network.after(1.0, _put_back, cluster, groups)
         return
     cluster.kill_dispatcher()
-    cluster.put_back(groups)
+    cluster.older_journal.take_copy(groups)
     cluster.network.note("FAULT", "journal put back")
     cluster.fired["journal put back"] += 1
     cluster.network.after(cluster.network.rng.uniform(0.05, 8.0), cluster.start_dispatcher)

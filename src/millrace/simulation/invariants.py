@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millrace.control import inputs as inp
-from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft, EpochBegan
+from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft
 from millrace.control.journal.epoch_events import EpochClosed
 from millrace.control.journal.event import Event
-from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, StatesLoaded
-from millrace.control.journal.task_events import PoisonFound, TailDealt, TaskDone, TaskLeased, TaskMoved, TaskSpared
+from millrace.control.journal.job_events import JobBroke, JobCreated, JobRemoved, StatesLoaded
+from millrace.control.journal.task_events import TaskDone, TaskSpared
 from millrace.control.journal.worker_events import WorkerAssigned, WorkerLost
 from millrace.control.membership.late_joins import named
 from millrace.control.tasks.unread import told as told_of
@@ -64,6 +64,7 @@ class Invariants:
         self._clients: dict[tuple[str, int], str] = {}
         self._there: dict[str, bool] = {}
         self._given_up: set[str] = set()
+        self._journal: list[Event] = []
         self._saved: dict[str, tuple[int, set[int]]] = {}
         self.caches = CacheInvariants(cluster)
         self.pool = PoolInvariants(cluster)
@@ -79,12 +80,14 @@ class Invariants:
 
     def began(self, consumer: SimulatedConsumer, epoch: int, reused: int) -> None:
         """Note that a consumer reads an epoch, which is as the first one below a cache point."""
-        history = self._history(consumer).epoch(epoch)
-        if (
-            history.reused not in {None, reused} and not self._cluster.older_journal.refused
-        ):  # else it was decided once more
-            raise Violation(f"epoch {epoch} of {consumer.name} is as the first one below {reused} and {history.reused}")
+        history, older = self._history(consumer).epoch(epoch), self._cluster.older_journal
+        if history.reused not in {None, reused}:
+            if not all(older.came_again(each, consumer.client) for each in history.told):
+                text = f"epoch {epoch} of {consumer.name} is as the first one below {reused} and {history.reused}"
+                raise Violation(text)
+            history.told.clear()  # it was decided once more
         history.begun, history.reused = True, reused
+        history.told.add(consumer.client)
 
     def received(self, consumer: SimulatedConsumer, epoch: int, outputs: Sequence[Output]) -> None:
         """Note outputs that the consumer had not before."""
@@ -108,12 +111,12 @@ class Invariants:
             self.elements += len(output)
             for given in output:
                 element = bare(given)
-                if values_of(given) != values and not self._cluster.older_journal.refused:
+                if values_of(given) != values and not self._cluster.older_journal.came_again(consumer.client):
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
                     raise Violation(f"{where} has the random values of epoch {values_of(given)}, not of {values}")
                 first = history.yielded.get(element)
                 if first is not None and first not in self._given_up and job.spec.sharding != "off":
-                    if self._cluster.older_journal.came_again(first):
+                    if self._cluster.older_journal.came_again(first, consumer.client):
                         continue
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
                     raise Violation(f"{where} came to {first} and to {consumer.client}")
@@ -182,9 +185,8 @@ class Invariants:
         held_back = spec.equal_steps and not pipeline.plan_for(spec).equal  # what others have no more of is not used
         exact = spec.visitation == "exactly_once" and not (held_back or history.resumed or job.skipped)
         if exact and owner == consumer.consumer:
-            check_before(
-                failure, pipeline, spec, consumer.consumer, epoch, history.yielded.keys() | history.void.keys()
-            )
+            came = history.yielded.keys() | history.void.keys()
+            check_before(failure, pipeline, spec, consumer.consumer, epoch, came, history.dropped)
 
     def too_late(self, consumer: SimulatedConsumer) -> None:
         """Check that the job of a consumer which is refused for that is over."""
@@ -206,22 +208,52 @@ class Invariants:
         """Note events that are on the disk."""
         for event in events:
             self.events += 1
+            self._journal.append(event)
             if isinstance(event, JobCreated):
                 if any(name == event.spec.name for name, _ in self._histories):
                     self._cluster.job_again(event.spec.name)
-                self._seeds[event.spec.name] = event.seed
                 self._histories[event.spec.name, event.seed] = JobHistory(event.spec)
-                continue
-            name = getattr(event, "job", "")
-            if name in self._seeds:
-                job = self._histories[name, self._seeds[name]]
-                if isinstance(event, TaskLeased):
-                    self._leased(job, event)
-                elif isinstance(event, StatesLoaded):
-                    self._goes_on(job)
-                else:
-                    self._enter(job, event)
-                    self._enter_readers(job, event)
+            job = self._job_of(event)
+            if job is not None:
+                self._check(job, event)
+                job.enter(event)
+            self._enter(event)
+
+    def put_back(self, last: int) -> None:
+        """Note that the journal ends behind the event of this number."""
+        del self._journal[last:]
+        self._seeds.clear()
+        for job in self._histories.values():
+            job.forget(job.spec)
+        for event in self._journal:
+            job_or_none = self._job_of(event)
+            if job_or_none is not None:
+                job_or_none.enter(event)
+            self._enter(event)
+
+    def _job_of(self, event: Event) -> JobHistory | None:
+        name = getattr(event, "job", "")
+        return self._histories[name, self._seeds[name]] if name in self._seeds else None
+
+    def _enter(self, event: Event) -> None:
+        """Note which jobs there are."""
+        match event:
+            case JobCreated(spec=spec, seed=seed):
+                self._seeds[spec.name] = seed
+                self._histories[spec.name, seed].forget(spec)  # if it was begun anew from saved states
+            case JobRemoved(job=name):
+                self._seeds.pop(name, None)
+
+    def _check(self, job: JobHistory, event: Event) -> None:
+        match event:
+            case StatesLoaded():
+                self._goes_on(job)
+            case TaskDone(epoch=epoch, task=task, dropped=True) | TaskSpared(epoch=epoch, task=task):
+                self._check_dropped(job, epoch, task)
+            case EpochClosed(epoch=epoch):
+                self._complete(job, epoch)
+            case JobRemoved():
+                self._removed(job, event)
 
     def _goes_on(self, job: JobHistory) -> None:
         """Note that the job goes on from saved states, which say what was read before."""
@@ -230,53 +262,9 @@ class Invariants:
         history.yielded.update(dict.fromkeys(read, BEFORE))
         history.resumed = True
 
-    def _leased(self, job: JobHistory, event: TaskLeased) -> None:
-        history = job.epoch(event.epoch)
-        if event.fresh:
-            history.dealt[event.task] = event.consumer
-        history.leased.add(event.task)
-
-    def _enter(self, job: JobHistory, event: Event) -> None:
-        match event:
-            case (
-                TailDealt(epoch=epoch, task=task, consumer=consumer)
-                | TaskMoved(epoch=epoch, task=task, consumer=consumer)
-            ):
-                job.epoch(epoch).dealt[task] = consumer
-            case TaskDone(epoch=epoch, task=task, dropped=True) | TaskSpared(epoch=epoch, task=task):
-                self._dropped(job, epoch, task)
-            case ShareUnread(share=share):
-                job.epoch(share.epoch).said.add(share.consumer)
-            case EpochClosed(epoch=epoch):
-                self._complete(job, epoch)
-            case PoisonFound(poison=poison) if poison.place[0] >= 0:
-                job.skipped.add(poison.place[4])
-            case JobBroke():
-                job.broken = True
-
-    def _enter_readers(self, job: JobHistory, event: Event) -> None:
-        match event:
-            case EpochBegan(consumer=consumer, epoch=epoch):
-                job.reads[consumer] = epoch
-            case ConsumerJoined(consumer=consumer, client=client, epoch=epoch):
-                job.reads[consumer] = epoch
-                if job.joined.get(consumer, client) != client:
-                    job.interrupt(epoch)  # who names a place gets it once its session has broken; its reader may live
-                job.joined[consumer] = client
-            case ConsumerLeft(reason=reason, consumer=consumer):
-                job.gone.add(consumer)
-                for history in job.epochs.values():
-                    history.interrupted |= reason != "left"
-            case JobKept(at=at):
-                job.kept_at = at
-            case JobRemoved(job=name):
-                del self._seeds[name]
-                self._removed(job, event)
-
-    def _dropped(self, job: JobHistory, number: int, task: int) -> None:
+    def _check_dropped(self, job: JobHistory, number: int, task: int) -> None:
         """Nobody reads a task to its end: by a reader's own choice, as it reads on, or it was said."""
         history = job.epoch(number)
-        history.dropped.add(task)
         owner = history.dealt.get(task, -1)
         by_choice = job.reads.get(owner, -1) > number or job.spec.visitation != "exactly_once"
         by_choice |= (
@@ -298,7 +286,7 @@ class Invariants:
     def _check_kept(self, job: JobHistory, event: JobRemoved) -> None:
         """Check that a job was kept its grace for those who never came, and that its end says who they are."""
         job.never = sorted(set(range(job.spec.num_consumers or 0)) - job.joined.keys() - job.gone)
-        if not job.never or job.broken or not any(history.begun for history in job.epochs.values()):
+        if not job.never or job.broken or max(job.reads.values(), default=-1) < 0:
             return
         where = f"job {job.spec.name} was removed though consumers {job.never} had never come"
         if event.absent != len(job.never):
@@ -311,9 +299,9 @@ class Invariants:
 
     def _complete(self, job: JobHistory, number: int) -> None:
         """All that an epoch should have given was given."""
-        history = job.epochs.pop(number, None)
+        history = job.epochs.get(number)
         plan = self._cluster.pipelines[job.spec.structure].plan_for(job.spec)
-        if history is None or not history.begun or job.broken or job.spec.sharding == "off":
+        if history is None or history.closed or not history.begun or job.broken or job.spec.sharding == "off":
             return
         if self._cluster.older_journal.refused:
             return  # what was read since the journal's end comes again, as was said
@@ -347,7 +335,8 @@ class Invariants:
             each for index in range(pipeline.plan.length or 0) for each in pipeline.born_in(pipeline.plan.task(index))
         }
         left = everything - history.yielded.keys() - job.skipped
-        if not history.interrupted and not job.skipped and len(left) >= (job.spec.num_consumers or 1):
+        excused = history.interrupted or job.skipped or job.never
+        if not excused and len(left) >= (job.spec.num_consumers or 1):
             raise Violation(f"elements {sorted(left)} of {where} were left out, though they could be divided")
 
     @staticmethod
@@ -424,8 +413,6 @@ class Invariants:
 
     def _broke(self, dispatcher: SimulatedDispatcher, name: str) -> bool:
         """Return whether the job has failed, durably or not: its places are kept for less long."""
-        if name not in self._seeds and self._cluster.older_journal.put_back:
-            return True  # that it has ended is known, and the journal has lost it again
         undurable = (isinstance(each, JobBroke) and each.job == name for each in dispatcher.undurable())
         history = self._histories.get((name, self._seeds.get(name, -1)))  # None: that it began isn't durable either
         return (history is not None and history.broken) or any(undurable)

@@ -31,6 +31,14 @@ class OlderJournal:
         self._cluster = cluster
         self._twice: set[str] = set()
 
+    def take_copy(self, groups: int) -> None:
+        """Put a copy of the journal from before the last groups of events in its place."""
+        cluster = self._cluster
+        cluster.disk = cluster.disk.older(groups)
+        cluster.invariants.put_back(cluster.disk.last)
+        self.put_back = True
+        cluster.stirred()
+
     def end_service(self, reason: str) -> None:
         """Note that the dispatcher would not go on."""
         if not self.put_back or self._gone_on:
@@ -44,13 +52,15 @@ class OlderJournal:
             self._gone_on = disk.write(encoded([]), 0, disk.at, dump(state))
         return self._gone_on or not self.refused
 
-    def came_again(self, client: str) -> bool:
-        """Return whether what a client had read may come to another one: that was said, could not be, or it is gone."""
-        if not self.put_back:
-            return False
-        self._twice.add(client)
+    def came_again(self, *clients: str) -> bool:
+        """Whether these may have been dealt the same: that was said, or one of them could not be told, or is gone."""
+        apart = {client for client in clients if self.put_back and self._is_apart(client)}
+        self._twice |= apart
+        return self.refused or bool(apart)
+
+    def _is_apart(self, client: str) -> bool:
         session = next((each.session for each in self._cluster.consumers if each.client == client), None)
-        return self.refused or session is None or session.ends[1] is not self._cluster.dispatcher
+        return session is None or session.ends[1] is not self._cluster.dispatcher
 
     def let_in(self, consumer: SimulatedConsumer) -> None:
         """Check that a consumer which has a session again was told what came again."""

@@ -185,12 +185,6 @@ class SimulatedCluster:
                 if not worker.only:
                     worker.die()
 
-    def put_back(self, groups: int) -> None:
-        """Put a copy of the journal from before the last groups of events in its place."""
-        self.disk = self.disk.older(groups)
-        self.older_journal.put_back = True
-        self.stirred()
-
     def end_service(self, reason: str) -> None:
         """Have the dispatcher go on with a journal with which it will not by itself."""
         self.older_journal.end_service(reason)

@@ -65,6 +65,7 @@ class SimulatedRun:
         self.using: SimulatedCacheUse | None = None
         self._worker = worker
         self._lease = lease
+        self._job = worker.core.jobs[lease.ref.job]  # which may be closed while the run has not heard of it
         self._steps = 0
 
     def steps(self) -> Steps[inp.RunEnded]:
@@ -99,12 +100,12 @@ class SimulatedRun:
         yield from self._ask(inp.BeginOutputs(first))
         yield rng.uniform(0.0, 0.05)
         yield from self._ask(inp.Step())
-        assert worker.core.jobs[ref.job].tables, "a task was leased before the sources were listed"
-        pipeline = worker.pipeline(ref.job)
+        assert self._job.tables, "a task was leased before the sources were listed"
+        pipeline = worker.cluster.pipelines[self._job.spec.structure]
         task = (
             Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
             if lease.parts
-            else pipeline.plan_for(worker.core.jobs[ref.job].spec).task(ref.task if lease.run < 0 else lease.run)
+            else pipeline.plan_for(self._job.spec).task(ref.task if lease.run < 0 else lease.run)
         )
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
