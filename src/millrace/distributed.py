@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from millrace import validation
 from millrace.continued import ContinuedPipeline, continued
 from millrace.equivalents import BEHIND
 from millrace.errors import PipelineError
@@ -14,6 +13,7 @@ from millrace.frameworks.base import Viewable
 from millrace.graph import nodes as g
 from millrace.operators import Operators
 from millrace.served import ServedPipeline
+from millrace.whole_numbers import whole
 
 if TYPE_CHECKING:
     from millrace.client.behind import BehindReader
@@ -38,7 +38,7 @@ class DistributedDataset(Operators, Viewable):
 
     def epochs(self, count: int) -> Iterator[Any]:
         """Elements of ``count`` epochs, one after the other; nothing is prepared beyond the last."""
-        count = validation.whole("epochs", "count", count, 0)
+        count = whole("epochs", "count", count, 0)
         self._source.will_read(count)
         for _ in range(count):
             yield from self

@@ -11,6 +11,7 @@ from millrace import validation
 from millrace.equivalents import NamesEquivalents
 from millrace.graph import nodes as g
 from millrace.graph.nodes import AUTOTUNE
+from millrace.whole_numbers import whole
 
 UserFunction = Callable[..., Any]
 
@@ -188,17 +189,15 @@ class Operators(NamesEquivalents):
 
     def repeat(self, count: int | None = None) -> Self:
         """Repeat the dataset ``count`` times; None or -1: without end."""
-        return self._then(
-            g.Repeat, count=None if count in (None, -1) else validation.whole("repeat", "count", count, 0)
-        )
+        return self._then(g.Repeat, count=None if count in (None, -1) else whole("repeat", "count", count, 0))
 
     def take(self, count: int) -> Self:
         """First ``count`` elements; -1: all."""
-        return self._then(g.Take, count=validation.whole("take", "count", count, -1))
+        return self._then(g.Take, count=whole("take", "count", count, -1))
 
     def skip(self, count: int) -> Self:
         """All but the first ``count`` elements; -1: none."""
-        return self._then(g.Skip, count=validation.whole("skip", "count", count, -1))
+        return self._then(g.Skip, count=whole("skip", "count", count, -1))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Every ``num_shards``-th element, from number ``index`` on."""
@@ -207,11 +206,11 @@ class Operators(NamesEquivalents):
 
     def enumerate(self, start: int = 0) -> Self:
         """``(start + i, element)``."""
-        return self._then(g.Enumerate, start=validation.whole("enumerate", "start", start))
+        return self._then(g.Enumerate, start=whole("enumerate", "start", start))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Self:
         """Compute up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
-        size = buffer_size if buffer_size == AUTOTUNE else validation.whole("prefetch", "buffer_size", buffer_size, 0)
+        size = buffer_size if buffer_size == AUTOTUNE else whole("prefetch", "buffer_size", buffer_size, 0)
         return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
 
     def cache(self, path: str | os.PathLike[str] | None = None) -> Self:

@@ -19,6 +19,7 @@ from millrace.policies.read_concurrency import MOST_CHOSEN
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
 from millrace.protocol.job_spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.sources.storage import absolute
+from millrace.whole_numbers import is_int, whole
 from millrace.wire.address import parse_address
 
 if TYPE_CHECKING:
@@ -205,21 +206,6 @@ def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
     count = sequence(operator, value, "an iterable has no positions that could be shared out")
     name, where = type(value).__name__, where_of(type(value))
     return Opaque(value, name, where, key=version(operator, key)), count
-
-
-def is_int(value: Any) -> bool:
-    """Whether ``value`` is a whole number, of Python or numpy; True and False are none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def whole(operator: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Whole number of at least ``least`` and at most ``most``."""
-    bound = "" if least is None else f" of at least {least}"
-    if most is not None and is_int(value) and int(value) > most:
-        bound = f" of at most {most:,}"
-    elif is_int(value) and (least is None or int(value) >= least):
-        return int(value)
-    raise PipelineError(f"{operator}: {name} must be a whole number{bound}, not {value!r}")
 
 
 def index(operator: str, name: str, value: Any, count: int) -> int:

@@ -106,9 +106,9 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"max_bytes": -1}, "max_bytes=-1 is no number of bytes"),
-            ({"max_bytes": True}, "max_bytes=True"),
-            ({"max_samples": "many"}, "max_samples='many' is no number of samples"),
+            ({"max_bytes": -1}, "max_bytes must be a whole number of at least 0, not -1"),
+            ({"max_bytes": True}, "not True"),
+            ({"max_samples": "many"}, "max_samples must be a whole number of at least 0, not 'many'"),
             ({"eviction": "belady"}, "none of 'fifo', 'lru', 'random'"),
             ({"keep": True}, "needs folder="),
         ],

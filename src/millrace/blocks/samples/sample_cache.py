@@ -24,6 +24,7 @@ from millrace.blocks.samples.sample_table import EVICTIONS, Eviction, SampleTabl
 from millrace.errors import CacheError, PipelineError
 from millrace.host_limits import siblings
 from millrace.private_folder import make_private, private
+from millrace.whole_numbers import whole
 
 _log = logging.getLogger(__name__)
 _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
@@ -68,11 +69,10 @@ class SampleCache:
         keep: bool = False,
         eviction: Eviction = "fifo",
     ) -> None:
-        for name, bound in (("max_bytes", max_bytes), ("max_samples", max_samples)):
-            if bound is not None and not (is_int(bound) and bound >= 0):
-                raise PipelineError(
-                    f"SampleCache: {name}={bound!r} is no number of {name[4:]}; give an int of 0 or more"
-                )
+        if max_bytes is not None:
+            max_bytes = whole("SampleCache", "max_bytes", max_bytes, 0)
+        if max_samples is not None:
+            max_samples = whole("SampleCache", "max_samples", max_samples, 0)
         if eviction not in EVICTIONS:
             raise PipelineError(f"SampleCache: eviction={eviction!r} is none of {', '.join(map(repr, EVICTIONS))}")
         if keep and folder is None:
@@ -278,11 +278,6 @@ class SampleCache:
         for counters in self._counters.values():
             counters.close()
         self._leave()
-
-
-def is_int(value: object) -> bool:
-    """Whether a value is an int, and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_ours(file: str) -> bool:

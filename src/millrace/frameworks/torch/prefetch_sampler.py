@@ -10,12 +10,13 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Sampler, Subset
 
-from millrace.blocks.samples.sample_cache import SampleCache, is_int
+from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import PipelineError
 from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
 from millrace.frameworks.torch.prefetcher import Prefetcher
 from millrace.policies.decision import Decision
 from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes
+from millrace.whole_numbers import whole
 
 Place = tuple[CachedDataset, int]
 THREADS = 16
@@ -57,8 +58,8 @@ class PrefetchSampler(Sampler[Any]):
             ("prefetch_threshold", prefetch_threshold, 0),
             ("threads", threads, 1),
         ):
-            if value is not None and not (is_int(value) and value >= least):
-                raise PipelineError(f"PrefetchSampler: {name}={value!r} is no whole number of {least} or more")
+            if value is not None:
+                whole("PrefetchSampler", name, value, least)
         self.sampler = sampler
         self.threads = threads
         self._chosen = fetch_size, prefetch_threshold
