@@ -23,6 +23,7 @@ from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.auth import OWN
+from millrace.wire.data import fd_passing
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.fd_passing import FdChannel, Preamble
 from millrace.wire.data.frames import LAYOUT, MAGIC, ReadAhead
@@ -485,6 +486,25 @@ def test_files_and_segments_together_are_not_more_than_a_frame_can_have(block, m
         thread.join()
         whole = np.concatenate([*parts, own.view(np.uint8)])
         assert np.array_equal(payload.view(0, payload.nbytes), whole)
+        receiving.close()
+        sending.close()
+
+
+@pytest.mark.parametrize(("most", "lent"), [(100, 0), (4000, 10)])
+def test_more_pieces_than_a_preamble_may_name_go_with_the_frame(monkeypatch, most, lent):
+    monkeypatch.setattr(fd_passing, "MAX_PREAMBLE_BYTES", most)
+    sending, receiving, one, other = ends()
+    with one, other:
+        parts = [sending._arena.allocate((MIB,), np.dtype(np.uint8)) for _ in range(10)]
+        for number, part in enumerate(parts):
+            part[:] = number
+        thread = threading.Thread(target=sending.send, args=(Note(1), parts))
+        thread.start()
+        _, payload = receiving.receive(NOTE, bytearray, 64 * MIB)
+        thread.join()
+        whole = payload.view(0, payload.nbytes) if lent else np.frombuffer(payload, np.uint8)
+        assert np.array_equal(whole, np.concatenate(parts))
+        assert len(sending._lent) == lent
         receiving.close()
         sending.close()
 

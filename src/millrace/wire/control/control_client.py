@@ -294,7 +294,7 @@ class ClientSession:
     def __init__(self, channel: ControlChannel, start: Callable[[Iterator[bytes]], Any], message: Any) -> None:
         self._channel = channel
         self._decoder = msgspec.msgpack.Decoder(message)
-        # Entered again where the garbage collector closes a session in the middle of another one's sending.
+        # Entered again where a signal handler closes the session in the middle of its sending.
         self._sending = threading.RLock()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._put_bytes = self._sent_bytes = 0

@@ -39,7 +39,8 @@ MAX_DESCRIPTORS = 64
 _COPIED_PIECE = 16 << 10
 _COPIED_TOTAL = 64 << 10
 """Bytes of pieces and payloads below which they aren't worth a segment."""
-_MAX_SLIP_BYTES = 1 << 20
+MAX_PREAMBLE_BYTES = 1 << 20
+"""Most bytes of a preamble; a payload of more pieces than fit into it goes with the frame, as it is."""
 _LENGTH = struct.Struct("<I")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _INLINE = -1
@@ -109,6 +110,9 @@ class FdChannel:
             preamble = _encoder.encode(
                 Preamble(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges)
             )
+            if load.parts and len(preamble) > MAX_PREAMBLE_BYTES:
+                self._take_back(load)
+                continue
             inline = load.inline if load.parts else views
             head = _LENGTH.pack(len(preamble)) + preamble + encode_head(header, sum(map(len, inline)))
             try:
@@ -140,6 +144,14 @@ class FdChannel:
         self._copy(arena, views, places, load)
         load.assign(views, places)
         return load
+
+    def _take_back(self, load: _PayloadLayout) -> None:
+        """Lend and pass nothing of a payload; segments that were named for it stay known to the peer."""
+        assert self._arena is not None
+        for loan, _ in load.loans:
+            self._arena.give_back(self._lent.pop(loan))
+        for each in (load.loans, load.ranges, load.files, load.parts):
+            each.clear()
 
     def _lend(self, arena: Arena, view: Bytes, load: _PayloadLayout) -> tuple[int, int] | None:
         """Lend ``view``, if it can be lent from where it lies: (loan, start)."""
@@ -246,7 +258,7 @@ class FdChannel:
         prefix = bytearray(_LENGTH.size)
         receive_all(self._ahead, memoryview(prefix), "")
         (length,) = _LENGTH.unpack(prefix)
-        if length > _MAX_SLIP_BYTES:
+        if length > MAX_PREAMBLE_BYTES:
             raise ProtocolError(f"the peer announced a preamble of {length} bytes")
         encoded = bytearray(length)
         receive_all(self._ahead, memoryview(encoded), " inside a preamble")
