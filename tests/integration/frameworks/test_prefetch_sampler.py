@@ -22,6 +22,7 @@ from torch.utils.data import (
     random_split,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import sampler as stateful
 
 from millrace.errors import PipelineError, UnsureError
 from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache, prefetcher
@@ -323,6 +324,46 @@ def test_a_state_goes_on_behind_what_was_handed_out(cache, workers):
             assert [each.tolist() for each, _ in loader] == rest
             assert sorted(itertools.chain(*first, *rest)) == list(range(COUNT))
     assert dataset.fetched <= set(itertools.chain(*rest))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda cached: {"sampler": stateful.RandomSampler(cached), "batch_size": 8},
+        lambda cached: {"sampler": stateful.RandomSampler(cached, replacement=True), "batch_size": 8},
+        lambda cached: {"sampler": stateful.StatefulDistributedSampler(cached, 1, 0), "batch_size": 8},
+        lambda cached: {"batch_sampler": stateful.BatchSampler(stateful.RandomSampler(cached), 8, drop_last=False)},
+    ],
+    ids=["random", "with replacement", "distributed", "batches"],
+)
+def test_a_sampler_with_a_state_of_its_own_goes_on_with_that(cache, kind):
+    """Without a seed that both would have, in the second epoch."""
+    cached = CachedDataset(Squares(lock=threading.Lock()), cache)  # without a helper, which takes its time
+
+    @contextlib.contextmanager
+    def loading():
+        options = kind(cached)
+        name = next(iter(options))
+        with prefetching(options[name], cached, fetch_size=8) as sampler:
+            yield StatefulDataLoader(cached, **{**options, name: sampler})
+
+    with loading() as loader:
+        read(loader)
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict()
+        rest = [numbers.tolist() for numbers, _ in batches]
+    with loading() as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        again = loader.state_dict()
+        assert [numbers.tolist() for numbers, _ in batches] == rest
+        following = read(loader)
+        assert len(following) == COUNT
+    with loading() as loader:
+        loader.load_state_dict(again)
+        assert [numbers.tolist() for numbers, _ in loader] == rest
 
 
 class TestCachedDataset:

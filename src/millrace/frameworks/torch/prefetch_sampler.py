@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_si
 from millrace.whole_numbers import whole
 
 Place = tuple[CachedDataset, int]
+SamplerState = tuple[dict[str, Any] | None, dict[str, Any] | None]
+"""States of a sampler and of its iterator."""
 THREADS = 16
 
 
@@ -69,7 +72,9 @@ class PrefetchSampler(Sampler[Any]):
         self._datasets = _cached_below(self._source) or known
         self._place = self._translation()
         self._prefetchers: dict[int, Prefetcher] = {}
-        self._handed = self._skip = 0
+        self._handed = 0
+        self._begun: SamplerState | None = None
+        self._loaded: dict[str, Any] | None = None
 
     def _translation(self) -> Callable[[int], Place]:
         if self._positions is not None or self._source is None:
@@ -86,15 +91,21 @@ class PrefetchSampler(Sampler[Any]):
             inner(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say how far the newest pass has come, for torchdata's ``StatefulDataLoader``."""
-        return {"handed_out": self._handed}
+        """Say how far the newest pass has come, for torchdata's ``StatefulDataLoader``.
+
+        That is a count, and the wrapped sampler's own state behind the pass's first index if it has one.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        return {"handed_out": self._handed, "sampler": self._begun if self._handed else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin where the state was taken; what is left out is not fetched.
 
-        The sampler has to give the same indices again, as one with a seed and the same ``set_epoch`` does.
+        The wrapped sampler has to give the same indices again: one with a state of its own does, and one with a seed
+        and the same ``set_epoch``.
         """
-        self._skip = state["handed_out"]
+        self._loaded = state
 
     def sizes(self) -> Decision[PrefetchSizes]:
         """Decide how much is fetched ahead now; the reason says why."""
@@ -103,10 +114,7 @@ class PrefetchSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         coming: deque[tuple[Any, int]] = deque()  # what the sampler gave, and for how many samples it stands
-        indices = iter(self.sampler)
-        skip, self._skip = self._skip, 0
-        self._handed = len(list(itertools.islice(indices, skip)))
-        source: Iterator[Any] | None = indices
+        source: Iterator[Any] | None = self._begin()
         waiting = handed = 0
         before, threshold = self._reads(), 0
         try:
@@ -128,6 +136,25 @@ class PrefetchSampler(Sampler[Any]):
         finally:
             for prefetcher in self._prefetchers.values():
                 prefetcher.forget()
+
+    def _begin(self) -> Iterator[Any]:
+        """Begin a pass of the sampler, where the state says that was loaded if there is one."""
+        handed, begun = (self._loaded["handed_out"], self._loaded.get("sampler")) if self._loaded else (0, None)
+        self._loaded = None
+        if begun is not None:
+            _load(self.sampler, begun[0])
+        indices: Iterator[Any] = iter(self.sampler)
+        if begun is not None:
+            _load(indices, begun[1])
+            self._handed = 1
+        else:  # torchdata's samplers begin anew when the first index is drawn
+            first = list(itertools.islice(indices, 1))
+            begun = _state(self.sampler), _state(indices)
+            indices = itertools.chain(first, indices)
+            self._handed = 0
+        self._begun = begun if any(begun) else None
+        self._handed += sum(1 for _ in itertools.islice(indices, handed - self._handed))
+        return indices
 
     def _reads(self) -> int:
         return sum(each.reads() for each in self._datasets)
@@ -156,6 +183,16 @@ class PrefetchSampler(Sampler[Any]):
             setattr(self, name, value)
         self._prefetchers = {}
         self._place = self._translation()
+
+
+def _state(sampler: Any) -> dict[str, Any] | None:
+    """Take the state of a sampler, or of its iterator; None: it has none."""
+    return copy.deepcopy(sampler.state_dict()) if hasattr(sampler, "state_dict") else None
+
+
+def _load(sampler: Any, state: dict[str, Any] | None) -> None:
+    if state is not None:
+        sampler.load_state_dict(state)
 
 
 def _draw(source: Iterator[Any], least: int) -> tuple[list[tuple[Any, int]], Iterator[Any] | None]:
