@@ -126,7 +126,7 @@ class EpochProgress(ProgressTracker):
         if self.seen is not None:
             return self.seen
         left = operator.length_hint(self.current) + (self.behind or 0)
-        return max(self._taken - left, int(not self.untouched)), self._meter.rates(now, left)
+        return max(self._taken - left, min(1, self._taken)), self._meter.rates(now, left)
 
     def state(self, spec: JobSpec, consumer: int, graph: str) -> Checkpoint:
         """State of who reads the epoch, without asking anybody.

@@ -283,6 +283,13 @@ def test_the_first_elements_are_said_before_they_are_used(consumer: Consumer) ->
     assert consumer.ask() == io.HandedOut(first=False)
 
 
+def test_who_read_an_epoch_without_elements_to_its_end_says_that_it_had_none(consumer: Consumer) -> None:
+    consumer.handle(msg.EpochEnds(0, []))
+    assert isinstance(consumer.ask(), io.Over)
+    told = report(consumer.said(io.End(0)))
+    assert (told.batches, told.ended) == (0, True)
+
+
 def test_nothing_may_be_used_of_what_was_closed_which_says_why(consumer: Consumer) -> None:
     consumer.handle(io.Leave())
     answer = consumer.ask()
