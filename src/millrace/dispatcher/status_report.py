@@ -12,8 +12,8 @@ from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
-from millrace.control.state.observed import CacheObservation, FinishedJob, Observed, ResourceUsage
-from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, UnreadShare, Worker
+from millrace.control.state.observed import CacheObservation, Observed, ResourceUsage
+from millrace.control.state.state import PROBE_EACH, Epoch, FinishedJob, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
@@ -61,7 +61,7 @@ def status(
         "heartbeat_s": state.settings.heartbeat_s,
         "jobs": [_job(state, observed, job, now, plan, requested) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
-        "finished": [_finished(each, now) for each in reversed(observed.finished)],
+        "finished": [_finished(each, now) for each in reversed(state.finished)],
         "scaling_policy": state.settings.scaling_policy,
         "dispatcher": None if dispatcher is None else _used_by(state, dispatcher),
         "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),

@@ -81,6 +81,11 @@ def test_a_restarted_dispatcher_goes_on_with_what_is_leased(tmp_path, gate, keep
             keeper.open()
             check(result())
         assert not service.status()["jobs"]
+        with mr.Dataset.range(3).distribute(service.address) as another:
+            assert len(list(another)) == 3  # and so the journal has what was before
+        service.restart_dispatcher()
+        [over] = [job for job in service.status()["finished"] if job["name"] == "ours"]
+        assert (over["epochs"], over["elements"]) == (2, sum(len(epoch) for read in result() for epoch in read))
 
 
 def test_work_goes_on_while_the_dispatcher_is_down(tmp_path, gate, keeper):

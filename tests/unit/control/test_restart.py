@@ -11,8 +11,9 @@ from millrace.control.journal.job_events import JobCreated
 from millrace.control.journal.snapshot import dump, load
 from millrace.control.journal.task_events import TaskLeased
 from millrace.dispatcher.recovery import fence_off_newer
+from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
-from millrace.protocol.reports import Told
+from millrace.protocol.reports import Pace, Told
 
 
 def running(address="here:1", **fields):
@@ -234,3 +235,35 @@ def test_a_service_keeps_its_name_in_all_of_its_lives():
     state = service.fresh_state()
     load(state, dump(service.state))
     assert state.service == "the first life"
+
+
+def finished(service):
+    return status(service.state, service.observed, service.now)["finished"]
+
+
+def test_what_became_of_jobs_that_are_over_outlives_the_dispatcher():
+    service, peer = running()
+    for name in ("w0", "w1"):
+        service.hello(name)
+    service.rejoin(peer)
+    service.run(room=1)
+    report = msg.ConsumerReport(0, batches=9, pace=Pace(9, 4.0, 1.0), ended=True)
+    service.say(inp.ConsumerSaid(peer.client, report))
+    service.now += 1.0
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    [row] = finished(service)
+    assert (row["name"], row["epochs"], row["elements"], row["wait_share"]) == ("a", 1, 9, 0.25)
+    assert row["seconds"] == 101.0, "from the life of the dispatcher before"
+    for _ in range(2):
+        service.restart()
+        assert finished(service) == [row]
+        service.save()
+
+
+def test_a_job_of_which_nothing_was_heard_since_a_restart_is_remembered_too():
+    service, peer = running()
+    service.rejoin(peer)
+    service.observed.progress.clear()
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    [row] = finished(service)
+    assert (row["name"], row["epochs"], row["seconds"]) == ("a", 0, 100.0)

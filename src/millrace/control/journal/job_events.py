@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.control.journal.event import Changes, Event, JobEvent
-from millrace.control.state.state import ENDED, UNREAD, EndedJob, Job, State, UnreadShare
+from millrace.control.state.state import ENDED, FINISHED, UNREAD, EndedJob, FinishedJob, Job, State, UnreadShare
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.split_table import TableSummary
@@ -149,11 +149,13 @@ class JobRemoved(JobEvent, frozen=True, tag="JobRemoved"):
     Attributes:
         at: seconds of the dispatcher's clock; negative in journals of before, which say nothing of it.
         absent: how many of the expected consumers were never seen.
+        summary: what is worth knowing of it; journals of before have none.
     """
 
     reason: str
     at: float = -1.0
     absent: int = 0
+    summary: FinishedJob | None = None
     changes: ClassVar = Changes.SERVING
 
     def apply(self, state: State) -> None:
@@ -165,6 +167,8 @@ class JobRemoved(JobEvent, frozen=True, tag="JobRemoved"):
             state.ended[self.job] = EndedJob(self.at, self.reason, job.spec.num_consumers, readers, self.absent)
             if len(state.ended) > ENDED:
                 del state.ended[next(iter(state.ended))]
+        if self.summary is not None:
+            state.finished = [*state.finished, self.summary][-FINISHED:]
         for consumer in job.consumers.values():
             state.clients.pop(consumer.client, None)
         for worker in state.workers.values():

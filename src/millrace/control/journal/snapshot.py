@@ -12,7 +12,7 @@ import msgspec
 
 from millrace.control.state.cache_state import Caches
 from millrace.control.state.scaling_state import FleetPlan
-from millrace.control.state.state import EndedJob, Job, Life, State, Worker
+from millrace.control.state.state import EndedJob, FinishedJob, Job, Life, State, Worker
 from millrace.control.state.task_state import Failed, Finished, Phase, ReaderProgress, Running, TaskState, Waiting
 from millrace.planning.split_table import summaries, unpack_tables
 from millrace.protocol.crash_sites import CrashSite, Poison
@@ -33,6 +33,7 @@ class Snapshot(msgspec.Struct):
     fleet: FleetPlan = FleetPlan()
     sizes: dict[str, int] = {}
     ended: dict[str, EndedJob] = {}
+    finished: list[FinishedJob] = []
     service: str = ""
     life: Life = Life()
 

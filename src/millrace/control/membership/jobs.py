@@ -356,8 +356,9 @@ def fail_job(tx: Transaction, job: Job, failure: msg.Failure) -> None:
 
 def remove_job(tx: Transaction, job: Job, reason: str) -> None:
     """Forget the job."""
-    job_progress.finished(tx, job, reason)
-    tx.emit(JobRemoved(job.name, reason, tx.now, len(missing(job))))
+    summary = job_progress.summary(tx, job, reason)
+    tx.emit(JobRemoved(job.name, reason, tx.now, len(missing(job)), summary))
+    tx.observed.progress.pop(job.name, None)
     experiments.forget(tx, job)
     tx.observed.steps = {key: told for key, told in tx.observed.steps.items() if key[0] != job.name}
     close_everywhere(tx, job.name)

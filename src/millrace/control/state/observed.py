@@ -193,40 +193,15 @@ class JobObservation(msgspec.Struct):
     """Observation of a job.
 
     Attributes:
-        began: when, and ``lease``: no lease below is of this job, but of another one that had its name.
+        lease: no lease below is of this job, but of another one that had its name.
         epochs: the last ones.
         elements: that were handed out in those before, and ``pace`` how fast.
     """
 
-    began: float
     lease: int = 0
     epochs: dict[int, EpochObservation] = {}
     elements: int = 0
     pace: Pace = Pace()
-
-
-class FinishedJob(msgspec.Struct, frozen=True):
-    """Summary of a job that is over.
-
-    Attributes:
-        name: of the job.
-        why: it is over.
-        at: when that was, and ``seconds`` how long after it had begun.
-        epochs: that were begun, and ``elements`` of all of them that were handed out.
-        pace: of all its consumers.
-        bottleneck: of its loop, in a sentence.
-        failure: the first line of what made it fail; None: nothing did.
-    """
-
-    name: str
-    why: str
-    at: float
-    seconds: float
-    epochs: int
-    elements: int
-    pace: Pace
-    bottleneck: str
-    failure: str | None = None
 
 
 class Division(msgspec.Struct, frozen=True):
@@ -281,8 +256,6 @@ class Observed(msgspec.Struct):
     """By job."""
     progress: dict[str, JobObservation] = {}
     """By job."""
-    finished: list[FinishedJob] = []
-    """The last jobs that are over."""
     usage: dict[str, dict[int, ResourceUsage]] = {}
     """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
     core_s: dict[str, float] = {}

@@ -26,11 +26,14 @@ from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
+from millrace.protocol.reports import Pace
 
 UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
 ENDED = 256
 """Jobs that are over and remembered, the last ones."""
+FINISHED = 20
+"""Summaries of jobs that are over, the last ones."""
 PROBE_EACH = 2
 """Level of crash isolation of a task that so many workers ended with: it says before each element where it is."""
 
@@ -314,6 +317,30 @@ class EndedJob(msgspec.Struct, frozen=True):
     absent: int
 
 
+class FinishedJob(msgspec.Struct, frozen=True):
+    """Summary of a job that is over.
+
+    Attributes:
+        name: of the job.
+        why: it is over.
+        at: when that was, and ``seconds`` how long after it had begun.
+        epochs: that were begun, and ``elements`` of all of them that were handed out.
+        pace: of all its consumers.
+        bottleneck: of its loop, in a sentence.
+        failure: the first line of what made it fail; None: nothing did.
+    """
+
+    name: str
+    why: str
+    at: float
+    seconds: float
+    epochs: int
+    elements: int
+    pace: Pace
+    bottleneck: str
+    failure: str | None = None
+
+
 class Life(msgspec.Struct, frozen=True):
     """One life of the dispatcher, and the first lease that could be given in it."""
 
@@ -334,6 +361,7 @@ class State:
             with its life before is given up.
         sizes: by kind of job, how many workers the last of them was to have.
         ended: jobs that are over, by name, the last :data:`ENDED` of them.
+        finished: summaries of jobs that are over, the last :data:`FINISHED` of them.
         index: all that is derived and remembered.
     """
 
@@ -356,6 +384,7 @@ class State:
         self.fleet = FleetPlan()
         self.sizes: dict[str, int] = {}
         self.ended: dict[str, EndedJob] = {}
+        self.finished: list[FinishedJob] = []
         self._planner = planner
         self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
         self.index = StateIndex(self, checked=checked)

@@ -1,4 +1,4 @@
-"""How far jobs have come, epoch by epoch, and what became of those that are over. Observed, never journalled."""
+"""How far jobs have come, epoch by epoch, as observed and never journalled, and summaries of those that are over."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from millrace.control.journal.transaction import Transaction
-from millrace.control.state.observed import EpochObservation, FinishedJob, JobObservation, Observed
-from millrace.control.state.state import Job, State
+from millrace.control.state.observed import EpochObservation, JobObservation, Observed
+from millrace.control.state.state import FinishedJob, Job, State
 from millrace.control.tasks.job_load import load_of, window_of
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import bottleneck
@@ -17,13 +17,11 @@ from millrace.protocol.reports import Pace
 
 EPOCHS = 5
 """Of a job that are told apart; those before are added up."""
-FINISHED = 20
-"""Jobs that are over and remembered."""
 
 
 def begun(tx: Transaction, job: Job) -> None:
     """Begin to observe a job."""
-    tx.observed.progress[job.name] = JobObservation(tx.now, tx.state.next_lease)
+    tx.observed.progress[job.name] = JobObservation(tx.state.next_lease)
 
 
 def reported(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
@@ -61,7 +59,7 @@ def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:
 
 def _epoch(tx: Transaction, job: Job, number: int) -> EpochObservation | None:
     """Find the observation of an epoch; None if it was added up with others."""
-    sight = tx.observed.progress.setdefault(job.name, JobObservation(tx.now))
+    sight = tx.observed.progress.setdefault(job.name, JobObservation())
     if number not in sight.epochs:
         if sight.epochs and number < min(sight.epochs):
             return None
@@ -94,7 +92,7 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
     """How much of the newest epoch was read, and how long the rest will take at the pace so far."""
     number = job.newest
     share = share_of(state, job, number)
-    sight = observed.progress.get(job.name, JobObservation(now)).epochs.get(number)
+    sight = observed.progress.get(job.name, JobObservation()).epochs.get(number)
     left_s = None if share is None or share < 1 else 0.0
     if share is not None and sight is not None and sight.read and share > sight.share:
         left_s = (1 - share) * (now - sight.began) / (share - sight.share)
@@ -103,7 +101,7 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
 
 def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
     """List the last epochs that somebody has read, the newest last: what was read of them and what operators gave."""
-    found = observed.progress.get(job.name, JobObservation(0.0)).epochs
+    found = observed.progress.get(job.name, JobObservation()).epochs
     labels = [str(node) for node in unpack(job.spec.structure).nodes] if found else []
     return [
         {
@@ -121,29 +119,26 @@ def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def finished(tx: Transaction, job: Job, reason: str) -> None:
-    """Keep for a while what is worth knowing of a job that is over."""
-    sight = tx.observed.progress.pop(job.name, None)
-    if sight is None:
-        return
+def summary(tx: Transaction, job: Job, reason: str) -> FinishedJob:
+    """Sum up what is worth knowing of a job that is over."""
+    sight = tx.observed.progress.get(job.name, JobObservation())
     read = [epoch for epoch in sight.epochs.values() if epoch.read]
     pace = sight.pace
     for epoch in read:
         pace = _sum(pace, epoch.pace)
     load = load_of(tx.state, tx.observed, job, window_of(tx.observed, job.name))
     batch_s, wait_s = (pace.read_s / pace.elements, pace.waited_s / pace.elements) if pace.elements else (0.0, 0.0)
-    summary = FinishedJob(
+    return FinishedJob(
         job.name,
         reason,
         tx.now,
-        tx.now - sight.began,
+        tx.now - job.created,
         max((number for number, epoch in sight.epochs.items() if epoch.read), default=-1) + 1,
         sight.elements + sum(epoch.elements for epoch in read),
         pace,
         bottleneck(msgspec.structs.replace(load, batch_s=batch_s, wait_s=wait_s)).reason,
         job.failure.message.partition("\n")[0] if job.failure is not None else None,
     )
-    tx.observed.finished = [*tx.observed.finished, summary][-FINISHED:]
 
 
 def _sum(one: Pace, other: Pace) -> Pace:

@@ -4,7 +4,8 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.tasks.job_progress import EPOCHS, FINISHED, epochs, progress, share_of
+from millrace.control.state.state import FINISHED
+from millrace.control.tasks.job_progress import EPOCHS, epochs, progress, share_of
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 from millrace.protocol import messages as msg
@@ -123,7 +124,7 @@ def test_old_epochs_are_added_up(service):
     ended(service, 0, 0, [8, 2])
     assert len(rows(service)) == EPOCHS
     service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
-    (job,) = service.observed.finished
+    (job,) = service.state.finished
     assert (job.epochs, job.elements, job.pace.elements) == (EPOCHS + 3, 10 * (EPOCHS + 3), 10 * (EPOCHS + 3))
 
 
@@ -154,8 +155,9 @@ def test_the_last_jobs_are_remembered_with_what_held_them_up(service):
         read(service, "c", 0, 10, 2.0, 0.02)
         service.tick(1.0)
         service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
-    assert [job.name for job in service.observed.finished] == [f"job{number}" for number in range(2, FINISHED + 2)]
-    last = service.observed.finished[-1]
+    service.restart()
+    assert [job.name for job in service.state.finished] == [f"job{number}" for number in range(2, FINISHED + 2)]
+    last = service.state.finished[-1]
     assert (last.why, last.epochs, last.elements, last.failure) == ("its last consumer left", 1, 10, None)
     assert last.seconds >= 1.0
     assert last.bottleneck.startswith("the model; the loop waited 1 % of its time")
@@ -166,4 +168,4 @@ def test_a_job_that_failed_says_why(service):
     service.join("d", job="b", structure=STRUCTURE)
     service.say(inp.WorkerSaid("w", msg.SourcesFailed("b", msg.Failure("SourceError", "no files\nat all"))))
     service.say(inp.ConsumerSaid("d", msg.LeaveJob()))
-    assert [job.failure for job in service.observed.finished] == ["no files"]
+    assert [job.failure for job in service.state.finished] == ["no files"]
