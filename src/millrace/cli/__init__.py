@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from millrace.cli.costs import add_cost
 from millrace.cli.pack_command import add_pack
 from millrace.cli.processes import add_dispatcher, add_worker
-from millrace.cli.queries import add_cache_commands, add_cost, add_status
+from millrace.cli.queries import add_cache_commands, add_status
 from millrace.cli.tools import add_bench, add_demo, add_simulate
 from millrace.errors import MillraceError
 from millrace.version import __version__

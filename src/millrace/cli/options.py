@@ -62,8 +62,8 @@ def add_scaling(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--prices",
         metavar="FILE",
-        help="TOML: what workers and training hosts cost, for jobs that want to be cheap and for `millrace cost`"
-        " (docs/service.md)",
+        help="TOML, or aws, azure or gcp: what workers and training hosts cost, for jobs that want to be cheap and for"
+        " `millrace cost` (docs/cost.md)",
     )
 
 

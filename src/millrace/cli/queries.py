@@ -11,7 +11,7 @@ from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_json, seco
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``millrace status``."""
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
-    _add_service(command)
+    add_service(command)
     add_json(command)
     command.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     command.add_argument(
@@ -25,15 +25,6 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=_status)
 
 
-def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``millrace cost``."""
-    command = commands.add_parser("cost", help="what each epoch of each job has cost so far")
-    _add_service(command)
-    command.add_argument("--prices", metavar="FILE", help="TOML; default: those of the service (docs/service.md)")
-    add_json(command)
-    command.set_defaults(run=_cost)
-
-
 def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``millrace cache``."""
     cache = commands.add_parser("cache", help="what a service keeps, and what it is worth")
@@ -44,7 +35,7 @@ def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         ("rm", "delete what is kept of some points"),
     ):
         command = kinds.add_parser(name, help=text)
-        _add_service(command)
+        add_service(command)
         if name == "rm":
             command.add_argument("points", nargs="*", metavar="POINT", help="as ls shows them, or how they begin")
             command.add_argument("--all", action="store_true", help="everything")
@@ -53,7 +44,7 @@ def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         command.set_defaults(run=_cache)
 
 
-def _add_service(command: argparse.ArgumentParser) -> None:
+def add_service(command: argparse.ArgumentParser) -> None:
     """Add the options about whom to ask."""
     command.add_argument(
         "--service",
@@ -80,21 +71,6 @@ def _status(options: argparse.Namespace) -> int:
         print(status.as_json(found))
     else:
         status.show(found)
-    return 0
-
-
-def _cost(options: argparse.Namespace) -> int:
-    from millrace.client.status_query import fetch_status
-    from millrace.display import cost, status
-
-    table = cost.read_prices(options.prices) if options.prices else None
-    found = fetch_status(options.service, token_of(options))
-    rows, shared = cost.costs(found, table), cost.dispatcher(found, table)
-    if options.json:
-        print(status.as_json({"epochs": rows, "dispatcher": shared}))
-    else:
-        prices = found["prices"] or {"currency": ""}
-        cost.show(rows, table.currency if table is not None else prices["currency"], shared=shared)
     return 0
 
 

@@ -26,8 +26,8 @@ class LocalService(Service):
             the jobs of the one before. None: nothing is kept.
         scaling_policy: that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or
             those of Kubernetes' HPA.
-        prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``. None:
-            usual ones.
+        prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``; or
+            ``"aws"``, ``"azure"`` or ``"gcp"``. None: usual ones.
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.

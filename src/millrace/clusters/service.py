@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, Self
 from millrace.blocks.disk_capacity import default_bytes
 from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
+from millrace.policies.prices import PROVIDERS
 from millrace.policies.scaling.scaling_policies import SERVICES
 from millrace.sources.storage import absolute
 
@@ -80,7 +81,7 @@ def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
         raise PipelineError(f"scaling_policy is one of {', '.join(SERVICES)}, not {scaling_policy!r}")
     return [
         *("--scaling-policy", scaling_policy),
-        *(() if prices is None else ("--prices", os.path.abspath(prices))),
+        *(() if prices is None else ("--prices", prices if prices in PROVIDERS else os.path.abspath(prices))),
     ]
 
 

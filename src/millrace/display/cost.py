@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -11,20 +13,20 @@ import msgspec
 from millrace.display.status import Row, print_columns
 from millrace.errors import PipelineError
 from millrace.policies.figures import number
-from millrace.policies.prices import PriceTable
+from millrace.policies.prices import PROVIDERS, PriceTable
 
 HEAD: Row = ("job", "epoch", "worker hours", "core hours", "training hours", "service", "training", "together")
 
 
 def read_prices(path: str) -> PriceTable:
-    """Read the table in a TOML file.
+    """Read the table in a TOML file, or that of one of :data:`millrace.policies.prices.PROVIDERS`.
 
     Raises:
         PipelineError: it cannot be read, or is not such a table.
     """
+    place = resources.files("millrace.display") / "prices" / f"{path}.toml" if path in PROVIDERS else Path(path)
     try:
-        with open(path, "rb") as file:
-            return msgspec.convert(tomllib.load(file), PriceTable)
+        return msgspec.convert(tomllib.loads(place.read_bytes().decode()), PriceTable)
     except OSError as error:
         raise PipelineError(f"prices cannot be read from {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Prices: the cost of an epoch (equation 1 of tf.data service, 4.1), by units of resources or by whole machines. Pure.
+"""Prices: of machines, buckets and disks; the cost of an epoch (equation 1 of tf.data service, 4.1). Pure.
 
     C = t * (C_cpu * (n_w * cpu_w + n_t * cpu_t) + C_mem * (n_w * mem_w + n_t * mem_t) + C_acc * n_t * acc_t)
 
@@ -9,7 +9,12 @@ hosts with all that they have, as nobody else gets it. Links are not in it: insi
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+PROVIDERS = ("aws", "azure", "gcp")
+"""Names of the tables of prices that come with millrace."""
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -67,20 +72,70 @@ class HourlyRates(msgspec.Struct, frozen=True):
         return max(0, count - self.local) * self.worker
 
 
-class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prices of an hour, and the machines.
+class BucketPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices of an object store.
 
     Attributes:
-        prices: of parts.
+        gib_month: of a GiB that is stored for a month.
+        thousand_writes: of 1,000 requests that list or write, which the providers call class A.
+        thousand_reads: of 1,000 requests that read, class B.
+        gib_out: of a GiB that leaves the region; within it, bytes cost nothing.
+        page: objects that one request of a listing names.
+    """
+
+    gib_month: float = 0.0
+    thousand_writes: float = 0.0
+    thousand_reads: float = 0.0
+    gib_out: float = 0.0
+    page: Annotated[int, msgspec.Meta(ge=1)] = 1000
+
+
+class DiskPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices of a machine's disk.
+
+    Attributes:
+        gib_month: of a GiB for a month.
+    """
+
+    gib_month: float = 0.0
+
+
+class PriceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Source of a price.
+
+    Attributes:
+        date: day for which the source gives the price or, where it names none, on which it was read, as 2026-11-23.
+        source: address.
+        note: what exactly has this price.
+    """
+
+    date: str
+    source: str
+    note: str = ""
+
+
+class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices, and the machines.
+
+    Attributes:
+        prices: of an hour of a machine's parts.
         worker: resources that one uses, where that was not measured.
         host: the machine of one consumer; its accelerators are those that ``distribute`` was told of.
         currency: for what is printed.
+        name: of the provider and the region.
+        bucket: prices of the object store.
+        disk: prices of the hosts' disks.
+        sources: where prices are from, by their names in this table, such as ``bucket.gib_month``.
     """
 
     prices: Prices = Prices()
     worker: Machine = Machine(cores=1.0)
     host: Machine = Machine()
     currency: str = ""
+    name: str = ""
+    bucket: BucketPrices = BucketPrices()
+    disk: DiskPrices = DiskPrices()
+    sources: dict[str, PriceSource] = {}
 
     def with_accelerators(self, accelerators: int) -> Machine:
         """Machine of a consumer that has so many accelerators."""

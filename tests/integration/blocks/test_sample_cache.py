@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.blocks.samples.claims import place_of
-from millrace.blocks.samples.sample_cache import SampleCache
+from millrace.blocks.samples.sample_cache import SampleCache, folder_stats
 from millrace.errors import CacheError, PipelineError
 
 
@@ -32,6 +32,19 @@ def nothing():
 def cache(tmp_path):
     with contextlib.closing(SampleCache(1 << 20, folder=tmp_path / "samples")) as cache:
         yield cache
+
+
+def test_what_was_counted_can_be_asked_for_by_the_folder_while_it_is_used_and_after_it_was_kept(tmp_path):
+    with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+        for name in "ab":
+            assert cache.read(name, 3, lambda: "sample") == "sample"
+        assert cache.read("a", 3, nothing) == "sample"
+        found = folder_stats(str(tmp_path))
+        assert found == cache.stats()
+        assert (found.hits, found.misses, found.fetched) == (1, 2, 2)
+    assert folder_stats(str(tmp_path)) == found
+    with pytest.raises(CacheError, match="has no cache of samples: give the folder"):
+        folder_stats(str(tmp_path / "none"))
 
 
 class TestBounds:

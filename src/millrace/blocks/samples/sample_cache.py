@@ -250,10 +250,7 @@ class SampleCache:
         """
         if name is not None:
             return self._counts(name).read()
-        files = [file for file in os.listdir(self.folder) if file.startswith(_COUNTS)]
-        return functools.reduce(
-            SampleCounts.__add__, (read_counts(os.path.join(self.folder, each)) for each in files), SampleCounts()
-        )
+        return _counted_in(self.folder)
 
     def reads(self, name: str, owner: int = 0) -> int:
         """Count the samples of one dataset that all processes have read for one owner, such as a rank."""
@@ -278,6 +275,29 @@ class SampleCache:
         for counters in self._counters.values():
             counters.close()
         self._leave()
+
+
+def folder_stats(folder: str) -> SampleCounts:
+    """Sum what was counted for all datasets with samples in ``folder``, as given to :class:`SampleCache`.
+
+    Raises:
+        CacheError: no cache is there: none was made in it, or its last user did not keep it.
+    """
+    place = os.path.join(os.path.abspath(folder), _OWN)
+    if not os.path.isfile(os.path.join(place, _USERS)):
+        raise CacheError(
+            f"{folder} has no cache of samples: give the folder=... of a SampleCache that is in use, or that was made "
+            "with keep=True"
+        )
+    with _errors(place):
+        return _counted_in(place)
+
+
+def _counted_in(place: str) -> SampleCounts:
+    files = [file for file in os.listdir(place) if file.startswith(_COUNTS)]
+    return functools.reduce(
+        SampleCounts.__add__, (read_counts(os.path.join(place, each)) for each in files), SampleCounts()
+    )
 
 
 def _is_ours(file: str) -> bool:
