@@ -144,6 +144,10 @@ TARGETS = (
         "service",
         most=1.05,
     ),
+    Target("columns of DELI's Table II in the paper's order", "papers.costs", "ordered", "model", least=2),
+    Target("its baselines, off by $", "papers.costs", "baselines", "model", most=0.01),
+    Target("the example of tf.data service, off by $", "papers.costs", "example", "model", most=0.05),
+    Target("requests predicted, off the counted ones by", "papers.costs", "requests", "model", most=0.02),
     Target("decisions after a training's speed has changed", "papers.step_change", "decisions", "service", most=2),
     Target("changes of the number of workers after these", "papers.step_change", "changes", "service", most=0),
     *(

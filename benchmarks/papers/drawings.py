@@ -10,7 +10,7 @@ from typing import Any
 Report = Mapping[str, Any]
 """What an experiment wrote."""
 
-_OURS, _CACHEW, _PODS = "#1f77b4", "#2ca02c", "#d62728"
+_OURS, _CACHEW, _PODS, _FAINT = "#1f77b4", "#2ca02c", "#d62728", "#b8bec5"
 _MODES = {"profile": "#fff3c4", "compute": "#fff3c4", "put": "#d6e6fb", "get": "#d9f2d9"}
 """Colours of the modes of a cache, as in Cachew's Figures 9 and 11."""
 
@@ -75,7 +75,32 @@ def scale_out(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.scale_out-workers.svg", report)]
 
 
+def costs(report: Report, folder: str) -> list[str]:
+    """Totals of DELI's Table II beside ours, and requests that were counted over those that were predicted."""
+    plt = pyplot()
+    drawing, (table, asked) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    for number, (data, column) in enumerate(report["table two"].items()):
+        names = [f"{data}, {name}" for name in column["printed"]]
+        table.barh(names, [row["total"] for row in column["printed"].values()], color=_FAINT, height=0.8)
+        ours = [row["total"] for row in column["modelled"].values()]
+        table.plot(ours, names, "|", color=_OURS, markersize=14, markeredgewidth=2, label=None if number else "ours")
+    table.set_xlim(left=1.8)
+    table.set_xlabel("$, Table II (grey: the paper's)")
+    table.invert_yaxis()
+    table.legend(fontsize=7)
+    cases = report["requests"]
+    asked.barh(list(cases), [row["counted"] / row["predicted"] for row in cases.values()], color=_OURS, height=0.7)
+    asked.axvspan(0.98, 1.02, color="#d9f2d9", linewidth=0)
+    asked.set_xlim(0.95, 1.05)
+    asked.set_xlabel("requests counted, of those predicted (green: aimed at)")
+    asked.invert_yaxis()
+    for axes in (table, asked):
+        axes.tick_params(labelsize=7)
+    return [_saved(plt, drawing, folder, "papers.costs-table.svg", report)]
+
+
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
+    "papers.costs": costs,
     "papers.figure6": figure6,
     "papers.scale_out": scale_out,
     "papers.step_change": step_change,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks import accuracy, accuracy_caching
 from benchmarks.harness import FailedError, sample
-from benchmarks.papers import read_cost
+from benchmarks.papers import costs, read_cost
 
 from millrace import LocalService
 from millrace.blocks.stores.file_store import FileStore
@@ -247,3 +247,15 @@ def test_deli(tmp_path: Path):
     assert asked["unlimited cache alone"] == 40
     assert trial["ways"]["bucket"]["sent"] > 2 * trial["bytes"]
     assert len(found["aims"]) == 4
+
+
+def test_requests_are_predicted(monkeypatch: pytest.MonkeyPatch):
+    for name, value in (("OBJECTS", 300), ("BATCH", 50), ("TRIED", 20)):
+        monkeypatch.setattr(costs, name, value)
+    cases = ("bucket", "prefetch, cache of all", "service, 2 workers")
+    monkeypatch.setattr(costs, "CASES", {name: costs.CASES[name] for name in cases})
+    found = costs.requests()
+    assert {name: row["counted"] for name, row in found.items()} == {
+        name: pytest.approx(row["predicted"], rel=costs.MOST_OFF) for name, row in found.items()
+    }
+    assert {name: row["counted lists"] for name, row in found.items()} == dict.fromkeys(cases, 1)
