@@ -24,6 +24,7 @@ from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
     from millrace.client.behind import BehindReader
+    from millrace.engine.run.arrival_metrics import ArrivalMetrics
 
 _KEEPING = (
     "would keep what comes to this process in this epoch, and in the next one others come: put it before distribute(), "
@@ -79,6 +80,7 @@ class ContinuedPipeline(Readable):
     def __init__(self, served: ServedPipeline, node: g.Node) -> None:
         self.served, self.node = served, node
         self._now: Any = None
+        self._metrics: ArrivalMetrics | None = None  # of the last iterator
 
     @functools.cached_property
     def _operators(self) -> g.Graph:
@@ -96,6 +98,7 @@ class ContinuedPipeline(Readable):
             PipelineError: an operator counts what one process gets, and this is one of several helpers.
         """
         from millrace.client.behind import BehindReader
+        from millrace.engine.run.arrival_metrics import ArrivalMetrics
 
         counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
         if share is not None and share[1] > 1 and counting is not None:
@@ -104,13 +107,14 @@ class ContinuedPipeline(Readable):
                 "of a DataLoader: put it before distribute(), or use num_workers=0"
             )
         loaded, now = self.served.loaded, list[Callable[[], Checkpoint]]()
+        graph, metrics = self._operators, ArrivalMetrics(self._operators)
         reader = self.served.reader(number, share)
         try:
-            found = BehindReader(reader, self._operators, self._digest, loaded, self._fit, self.served.started, now)
+            found = BehindReader(reader, graph, self._digest, loaded, self._fit, self.served.started, now, metrics)
         except BaseException:
             reader.close()
             raise
-        self._now = functools.partial(_latest, now)
+        self._now, self._metrics = functools.partial(_latest, now), metrics
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,8 +172,9 @@ class ContinuedPipeline(Readable):
         self.served.will_read(epochs)
 
     def status(self) -> dict[str, Any]:
-        """See :class:`ServedPipeline`."""
-        return self.served.status()
+        """Status of the service and of the operators here; see :meth:`millrace.DistributedDataset.status`."""
+        found = self.served.status()
+        return found if self._metrics is None else self._metrics.status(found)
 
     def close(self) -> None:
         """See :class:`ServedPipeline`."""
@@ -193,7 +198,7 @@ class ContinuedPipeline(Readable):
 
     def __getstate__(self) -> dict[str, Any]:
         """State of a copy: in another process it joins by itself; a process being spawned gets lambdas too."""
-        return {"served": self.served, "node": picklable_for_spawn(self.node), "_now": None}
+        return {"served": self.served, "node": picklable_for_spawn(self.node), "_now": None, "_metrics": None}
 
 
 def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:

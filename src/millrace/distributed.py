@@ -47,7 +47,8 @@ class DistributedDataset(Operators, Viewable):
         """Status of the service, as of ``millrace status --json``.
 
         With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
-        being faster. None before the first ``iter()``, and once the job is over.
+        being faster. None before the first ``iter()``, and once the job is over. Where operators stand behind
+        ``distribute()`` it may be one of these, and ``operators`` lists them, as of the last iterator.
         """
         return self._source.status()
 

@@ -14,6 +14,7 @@ import millrace as mr
 from millrace.client.behind import BehindReader
 from millrace.client.deferred_reader import DeferredReader
 from millrace.client.epoch_iterator import EpochIterator
+from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.graph.nodes import Arrivals, Graph
 from millrace.planning.checkpoint import Checkpoint
 
@@ -49,7 +50,8 @@ AWAITED = DeferredReader(
 
 
 def behind(reader: DeferredReader) -> BehindReader:
-    return BehindReader(reader, Graph(Arrivals()), "", (), lambda state: (), print, [])
+    graph = Graph(Arrivals())
+    return BehindReader(reader, graph, "", (), lambda state: (), print, [], ArrivalMetrics(graph))
 
 
 def distributed(**chosen: Any) -> mr.DistributedDataset:

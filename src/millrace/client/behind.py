@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.client.deferred_reader import DeferredReader
 from millrace.elements.chunk import Chunk
+from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
 from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.user_code.crash_probe import RunStoppedError
@@ -33,6 +34,7 @@ class BehindReader(ElementIterator):
         fit: refuses states of others.
         started: is told that somebody asks for an element.
         now: holds what says how far the epoch was read; it may be asked when the reader is gone, and does not keep it.
+        metrics: of the operators and of who reads.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class BehindReader(ElementIterator):
         fit: Fit,
         started: Callable[[], None],
         now: list[Callable[[], Checkpoint]],
+        metrics: ArrivalMetrics,
     ) -> None:
         self._reader, self._graph, self._digest, self._loaded = reader, graph, digest, loaded
-        self._fit, self._started = fit, started
+        self._fit, self._started, self._metrics = fit, started, metrics
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._failure: Exception | None = None
@@ -132,7 +135,7 @@ class BehindReader(ElementIterator):
         if self._behind is None:
             take = functools.partial(_take, self._reader, self._closing)
             wake = functools.partial(_wake, self._reader, self._closing)
-            self._behind = ArrivalOperators(self._graph, self._begin, self._account, take, wake)
+            self._behind = ArrivalOperators(self._graph, self._begin, self._account, take, wake, self._metrics)
         self._account.hand_out(None)
         chunk = next(self._behind.chunks, None)
         if self._closing.is_set():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from millrace.elements.chunk import Chunk
@@ -95,7 +95,7 @@ class Loop:
         """Seconds since it began."""
         return (self.ended or clock()) - self.began if self.began else 0.0
 
-    def timed(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def timed(self, chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:
         """Time chunks."""
         self.began = asked = clock()
         try:

@@ -36,6 +36,8 @@ a process keeps busy whose operators compute rather than wait."""
 ONE_CORE = 1.3
 """Cores in use up to which it was one thread at a time."""
 
+BEFORE_DISTRIBUTE = "the same before distribute()"
+"""Advice for operators behind ``distribute()``."""
 CROWDED = 0.3
 """Share of the time without a free core from which other programs are worth a word."""
 
@@ -91,6 +93,7 @@ class Load(msgspec.Struct, frozen=True):
         computing: share of the time in which the workers ran its tasks, from 0 to 1.
         filled: share of the time in which something computed lay at the workers for the loop to take.
         link_bytes_s: bytes a second that came to its consumers.
+        elsewhere: in words, what has the operators of the loop's process run in others.
     """
 
     operators: Sequence[Operator]
@@ -106,6 +109,7 @@ class Load(msgspec.Struct, frozen=True):
     computing: float = 1.0
     filled: float = 0.0
     link_bytes_s: float = 0.0
+    elsewhere: str = "distribute()"
 
     @property
     def waits(self) -> float:
@@ -133,6 +137,11 @@ def bottleneck(load: Load) -> Decision[Bottleneck]:
     """Find the bottleneck, and how to widen it. The reason is a sentence without a subject: "the model; ..."."""
     value, reason = _found(load)
     return Decision(value, reason, _inputs(load))
+
+
+def is_held_up(load: Load, arriving_s: float) -> bool:
+    """Whether a loop waits for operators in its own process, rather than ``arriving_s`` seconds for a service."""
+    return load.waits >= WAITS and load.top is not None and load.top.wall_s > arriving_s
 
 
 def _found(load: Load) -> tuple[Bottleneck, str]:
@@ -191,7 +200,7 @@ def _waiting(said: str, top: Operator) -> tuple[Bottleneck, str]:
 
 def _one_thread(load: Load, top: Operator) -> str:
     cores = f"the {load.cores} cores that {'this process' if load.workers is None else 'a worker'} may use"
-    others = "distribute()" if load.workers is None else "more workers of a thread each"
+    others = load.elsewhere if load.workers is None else "more workers of a thread each"
     if top.sequential:
         change = f"num_parallel_calls=mr.AUTOTUNE (or {others}, if it holds Python's lock)"
         return f"on one thread and not on {cores}, so {change}"
@@ -207,7 +216,7 @@ def _too_few(load: Load) -> str:
     others = f" (with other programs too: {rounded(load.delayed)} of the time no core was free)"
     crowded = others if load.delayed >= CROWDED else ""
     if load.workers is None:
-        return f"with all cores of this process busy{crowded}, so cheaper functions or distribute()"
+        return f"with all cores of this process busy{crowded}, so cheaper functions or {load.elsewhere}"
     planned = f", of {load.planned} planned ({load.requested} requested)" if load.planned > load.workers else ""
     where = "" if load.spare else " (on other machines, as these have no core to spare)"
     change = f"cheaper functions or more workers{where}"

@@ -5,7 +5,7 @@ import http.server
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -174,6 +174,23 @@ def test_a_slow_link_is_named(link: Link):
         bottleneck = found(NUMBERS.map(large), service)
     assert bottleneck["value"] == "link"
     assert "MB/s" in bottleneck["reason"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "function", "held_up"), [(NUMBERS.take(200), sleep, True), (NUMBERS.take(50).map(sleep), str, False)]
+)
+def test_the_operator_that_holds_up_a_loop_behind_distribute_is_named(
+    one_worker: Service, dataset: mr.Dataset, function: Callable[[Any], Any], held_up: bool
+):
+    with dataset.distribute(one_worker.address, job_name="job", tasks=8).map(function) as served:
+        count = sum(1 for _ in served)
+        status = served.status()
+        bottleneck, label = status["bottleneck"], f"map({function.__name__}) behind distribute()"
+        assert [(row["operator"], row["elements"]) for row in status["operators"]] == [(label, count)]
+        if held_up:
+            assert (bottleneck["value"], bottleneck["inputs"]["operator"]) == ("operator", label)
+        else:
+            assert bottleneck == job_of(status, "job")["bottleneck"]
 
 
 LITTLE = ("--buffer-bytes", str(4 << 20), "--host", "127.0.0.1")

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.policies.bottleneck import Load, Operator, bottleneck
+from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, Load, Operator, bottleneck, is_held_up
 
 READ = Operator("from_files(a/*)", 1000, 1.0, 1.0, 0.9, reads=True)
 DECODE = Operator("map(decode)", 1000, 6.0, 11.0, 11.0, threads=2)
@@ -203,6 +203,19 @@ SENTENCES = [
 def test_the_bottleneck_is_named_in_one_sentence(load: Load, kind: str, sentence: str):
     decision = bottleneck(load)
     assert (decision.value, decision.reason) == (kind, sentence)
+
+
+@pytest.mark.parametrize(
+    ("arriving_s", "wait_s", "held_up"), [(1.0, 0.081, True), (1e6, 0.081, False), (1.0, 0.001, False)]
+)
+def test_a_loop_is_held_up_by_its_own_operators_or_by_what_arrives(arriving_s, wait_s, held_up):
+    assert is_held_up(changed(wait_s=wait_s, workers=None), arriving_s) is held_up
+    assert not is_held_up(changed(operators=(), workers=None), arriving_s)
+
+
+def test_operators_behind_distribute_are_told_to_go_before_it():
+    here = changed(workers=None, elsewhere=BEFORE_DISTRIBUTE)
+    assert "cheaper functions or the same before distribute() would make it faster" in bottleneck(here).reason
 
 
 def test_it_says_what_it_was_made_of():

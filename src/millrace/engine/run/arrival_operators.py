@@ -11,6 +11,7 @@ is done for each element.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin, Positions
-from millrace.engine.metrics import Measure, Sizer, close
+from millrace.engine.metrics import Measure, Sizer, clock, close
+from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.program import nested
 from millrace.engine.run.task import Budget, NodeContext, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
@@ -99,6 +101,7 @@ class ArrivalOperators:
         account: is told what arrives, and what becomes of it.
         take: gives what arrives next; waits for it.
         wake: has whoever waits there give up, for good.
+        metrics: of the operators and of who pulls; None: nobody looks at them.
     """
 
     def __init__(
@@ -108,23 +111,27 @@ class ArrivalOperators:
         account: Account,
         take: Callable[[], Arrival],
         wake: Callable[[], None] = lambda: None,
+        metrics: ArrivalMetrics | None = None,
     ) -> None:
         pool = ThreadPool(available_cores(), graph.options().num_threads)
+        threads = [OperatorThreads(pool) for _ in graph.nodes]
+        metrics = metrics or ArrivalMetrics(graph)
         self._task = task = RunningTask(
             UnitMap(graph, {0: TableSummary(cheap=False, count=-1, pieces=1)}, begin.seed),
             Task(begin.rank, 0, 1),
             seed=begin.seed,
             epoch=begin.epoch,
             budget=Budget(graph),
-            measures=[Measure() for _ in graph.nodes],
+            measures=metrics.begin(threads, min(pool.cores, pool.most)),
             sizers=[Sizer() for _ in graph.nodes],
-            operator_threads=[OperatorThreads(pool) for _ in graph.nodes],
+            operator_threads=threads,
             sources=_no_source,
             reads=lambda _number: None,
             nested=nested,
             allocate=np.empty,
         )
-        self.chunks = _running(task, account, take, wake, pool)
+        self._running = _running(task, account, take, wake, pool)
+        self.chunks = metrics.loop.timed(self._running)
 
     @property
     def skipped(self) -> int:
@@ -133,6 +140,7 @@ class ArrivalOperators:
 
     def close(self) -> None:
         """Stop threads and let go of everything. Idempotent."""
+        self._running.close()
         self.chunks.close()
 
 
@@ -140,7 +148,7 @@ def _running(
     task: RunningTask, account: Account, take: Callable[[], Arrival], wake: Callable[[], None], pool: ThreadPool
 ) -> Generator[Chunk, None, None]:
     """Yield the chunks that come out; the run ends with this generator, also when nobody knows of it any more."""
-    chunks = _arrivals(account, take)
+    chunks = _arrivals(account, take, task.measures[0])
     for number, node in enumerate(task.units.graph.nodes):
         if number:
             chunks = task.measured(number, _operator(task, account, number, node, chunks))
@@ -159,10 +167,13 @@ def _running(
             pool.close()
 
 
-def _arrivals(account: Account, take: Callable[[], Arrival]) -> Chunks:
+def _arrivals(account: Account, take: Callable[[], Arrival], measure: Measure) -> Chunks:
     ordinal = 0
     while True:
+        began, cpu = clock(), time.thread_time()
         elements, task, first = take()
+        measure.pulled_s += clock() - began
+        measure.pulled_cpu_s += time.thread_time() - cpu
         if not elements:
             account.exhausted = True
             return
