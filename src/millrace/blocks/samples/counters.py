@@ -55,6 +55,20 @@ class SampleCounts(msgspec.Struct, frozen=True):
     def __add__(self, other: SampleCounts) -> SampleCounts:
         return SampleCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
+    def prometheus(self, **labels: str) -> str:
+        """Write the counts as metrics, in the text format that Prometheus reads.
+
+        Args:
+            **labels: of every metric, such as ``dataset="train"``.
+        """
+        written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        lines = []
+        for name, count in msgspec.structs.asdict(self).items():
+            unit = name.removesuffix("_s") + "_seconds" if name in _SECONDS else name
+            metric = f"millrace_samples_{unit}_total"
+            lines += [f"# TYPE {metric} counter", f"{metric}{{{written}}} {count}"]
+        return "\n".join([*lines, ""])
+
     @property
     def reads(self) -> int:
         """Samples that were read."""
@@ -130,6 +144,10 @@ class SampleCounters:
             if self._pid == os.getpid():
                 self._close()
                 self._row = np.zeros(len(_FIELDS), np.int64)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def read_counts(path: str) -> SampleCounts:
