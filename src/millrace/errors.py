@@ -7,6 +7,7 @@ MillraceError
 ├── UnsureError            nobody can tell whether a function is the same as in another run
 ├── SourceError            data could not be read
 │   ├── SourceNotFoundError    a file or pattern names nothing
+│   ├── SourceChangedError     a file is another one than when it was listed
 │   └── SourceCorruptError     a file is truncated or is not what it claims to be
 ├── ElementError           a user's function failed on one element
 ├── ElementTooLargeError   one element is larger than the memory it must pass through
@@ -66,6 +67,10 @@ class SourceError(MillraceError, OSError):
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
     """A path does not exist or a pattern matches nothing."""
+
+
+class SourceChangedError(SourceError):
+    """A file is another one than when it was listed; the message names it, what was listed and what is there."""
 
 
 class SourceCorruptError(SourceError):

@@ -26,6 +26,7 @@ from millrace.graph import nodes
 from millrace.graph.nodes import Node
 from millrace.sources import list_source, open_source, storage, stores
 from millrace.sources.listing import expand
+from millrace.sources.reads import Reads
 from millrace.testing.s3 import s3_bucket
 
 RECORDS = [bytes([i % 256]) * (i * 997 % 30_000) for i in range(300)]
@@ -35,8 +36,8 @@ SAMPLES: list[dict[str, Any]] = [
 
 
 def read_all(node: Node) -> list[Any]:
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     if table.cheap:
         elements: list[Any] = source.fetch(np.arange(table.count))
         return elements
@@ -128,7 +129,7 @@ def test_s3_cuts_at_an_index(s3: str) -> None:
     storage.write(s3 + "indexed/a.tfrecord", storage.read(s3 + "a.tfrecord"))
     storage.write(s3 + "indexed/a.tfrecord.idx", "\n".join(lines).encode())
     node = nodes.FromTFRecords(patterns=(s3 + "indexed/*.tfrecord",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert table.count == len(RECORDS)
     assert len(table.splits) > 2
     assert read_all(node) == RECORDS
@@ -297,8 +298,8 @@ def test_a_server_without_ranges(site: Server) -> None:
 
 def test_reading_can_be_given_up(site: Server) -> None:
     node = nodes.FromWebDataset(patterns=(site.url + "a.tar",))
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     reading = source.read(table.splits[0], 0, -1, lambda: 2)
     assert next(reading) == SAMPLES[:2]
     reading.close()

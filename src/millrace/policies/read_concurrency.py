@@ -9,7 +9,8 @@ that after a doubling they are those that came on top; it takes about as long as
    after four rounds, 1.2 seconds.
 2. If it brings less, go back, and rest for some rounds. Then look again, down and up by turns: half as many are enough
    if they lose less than a twentieth; the longer, the more often nothing changed.
-3. A round says nothing about more where fewer were under way than might have been (the buffer or the task had no room
+3. A store that says it is asked too much gets half as many at once, and a rest.
+4. A round says nothing about more where fewer were under way than might have been (the buffer or the task had no room
    for more), nor where whoever wants the data hardly waited for them.
 """
 
@@ -98,6 +99,15 @@ def step(state: InFlight, seen: Round) -> InFlight:
     state = replace(state, settled=state.level, rate=rate, next_rest=_REST, reason=_enough(state.level, seen.read_s))
     following = state.level // 2 if fewer else min(state.most, 2 * state.level)
     return replace(state, level=following) if following not in (0, state.level) else _rest(state)
+
+
+def slow_down(state: InFlight) -> InFlight:
+    """Halve the level, as the store says that it is asked too much; a user's choice stays."""
+    if not state.adapts:
+        return state
+    level = max(1, state.settled // 2)
+    reason = f"the store asked to slow down at {state.level} at once"
+    return replace(state, level=level, settled=level, rate=0.0, rest=_REST, fewer=False, reason=reason)
 
 
 def _try(state: InFlight) -> InFlight:

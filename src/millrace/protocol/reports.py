@@ -51,7 +51,19 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     wall_s: float = 0.0
     """Seconds for which it held that one, those in which it waited for other threads included."""
     reads_in_flight: int = 0
-    """Reads of a store on another machine that it has under way at once; 0: it reads none ahead."""
+    """Reads of a store on another machine that it may have under way at once; 0: it reads none."""
+    requests: int = 0
+    """Requests to stores that it has made, repeated and second ones included."""
+    stored_bytes: int = 0
+    """Bytes that came from stores."""
+    retried: int = 0
+    """Requests that were made again, as they had failed."""
+    hedged: int = 0
+    """Requests that were made a second time, as they took long."""
+    store_wait_s: float = 0.0
+    """Seconds in which somebody waited for a store."""
+    under_way: int = 0
+    """Requests that are under way now."""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ from typing import cast
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
 from millrace.planning.split_table import SplitTable
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, SourceType, ignore_progress
 
 _MODULES: dict[type[Node], str] = {
@@ -22,11 +23,12 @@ _MODULES: dict[type[Node], str] = {
 }
 
 
-def list_source(node: Node, seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: Node, reads: Reads, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
 
     Args:
         node: the source.
+        reads: what it reads with.
         seen: called with the number of files looked at since the last call, on any thread.
 
     Raises:
@@ -34,12 +36,12 @@ def list_source(node: Node, seen: ListingProgress = ignore_progress) -> SplitTab
         SourceCorruptError: a file is truncated or is not what it claims to be.
         PipelineError: the source is described wrongly, e.g. a column that no file has.
     """
-    return _source_type(node).list_source(node, seen)
+    return _source_type(node).list_source(node, reads, seen)
 
 
-def open_source(node: Node, table: SplitTable) -> PositionSource | SequentialSource:
+def open_source(node: Node, table: SplitTable, reads: Reads) -> PositionSource | SequentialSource:
     """Make the reader of the source that ``table``, made by :func:`list_source`, describes. It opens no file yet."""
-    return _source_type(node).open_source(node, table)
+    return _source_type(node).open_source(node, table, reads)
 
 
 def describe(node: Node, table: SplitTable, split: int, position: int) -> str:

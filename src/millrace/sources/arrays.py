@@ -22,6 +22,7 @@ from millrace.errors import PipelineError, ShippingError
 from millrace.graph.nodes import FromArrays
 from millrace.ops.stacking import rebuild
 from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
 
 Array = npt.NDArray[Any]
@@ -29,12 +30,12 @@ Array = npt.NDArray[Any]
 _PIECE_BYTES = 4 << 20
 
 
-def list_source(node: FromArrays, _seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: FromArrays, _reads: Reads, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per row."""
     return positions_table(node.count)
 
 
-def open_source(node: FromArrays, table: SplitTable) -> Arrays:
+def open_source(node: FromArrays, table: SplitTable, _reads: Reads) -> Arrays:
     """Return the arrays themselves."""
     arrays: Arrays = node.arrays.value
     return arrays

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.graph.nodes import FromFiles
-from millrace.planning.columns import Strings
 from millrace.planning.split_table import SplitTable, table_of
-from millrace.sources import storage
 from millrace.sources.listing import expand_many
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.store_requests import Entry
 
 
-def list_source(node: FromFiles, seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: FromFiles, _reads: Reads, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per file, with its size in bytes and its version."""
     return table_of(expand_many(node.patterns, seen))
 
 
-def open_source(node: FromFiles, table: SplitTable) -> _Files:
+def open_source(node: FromFiles, table: SplitTable, reads: Reads) -> _Files:
     """Make the reader of the files."""
-    return _Files(table.names)
+    return _Files(table, reads)
 
 
 class _Files:
-    def __init__(self, locations: Strings) -> None:
-        self._locations = locations
+    def __init__(self, table: SplitTable, reads: Reads) -> None:
+        self._locations, self._sizes, self._stamps = table.names, table.sizes, table.stamps
+        self._reads = reads
+
+    def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Iterator[Entry]:
+        size, stamp = self._sizes[unit], self._stamps[unit] if len(self._stamps) else 0
+        yield Entry(self._locations[unit], 0, size, stamp, size)
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-        indices = positions if isinstance(positions, range) else positions.tolist()
-        paths = [self._locations[i] for i in indices]
-        contents = storage.read_many(paths)
-        return [{"path": path, "bytes": data} for path, data in zip(paths, contents, strict=True)]
+        units = positions if isinstance(positions, range) else positions.tolist()
+        entries = [entry for unit in units for entry in self.entries(unit)]
+        contents = self._reads.fetch(entries)
+        return [{"path": entry.location, "bytes": data} for entry, data in zip(entries, contents, strict=True)]

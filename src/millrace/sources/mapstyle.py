@@ -11,15 +11,16 @@ import numpy.typing as npt
 from millrace.errors import ElementError, PipelineError
 from millrace.graph.nodes import FromMapStyle, Opaque
 from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
 
 
-def list_source(node: FromMapStyle, _seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: FromMapStyle, _reads: Reads, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per item."""
     return positions_table(node.count)
 
 
-def open_source(node: FromMapStyle, table: SplitTable) -> _MapStyle:
+def open_source(node: FromMapStyle, table: SplitTable, _reads: Reads) -> _MapStyle:
     """Make the reader that asks the dataset for its items."""
     return _MapStyle(node.dataset, str(node))
 

@@ -8,34 +8,41 @@ value is None, and a list of numbers with a missing one in it stays a list.
 from __future__ import annotations
 
 import contextlib
-import functools
+import io
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError, PipelineError, SourceCorruptError, SourceNotFoundError
 from millrace.graph.nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.listing import expand
+from millrace.sources.read_scheduler import Feed
+from millrace.sources.reads import Reads, joined
 from millrace.sources.rows import to_rows
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.storage import FileInfo
+from millrace.sources.store_requests import Entry
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 64 << 10
-_PRE_BUFFER_BYTES = 64 << 20
-"""Size in bytes up to which remote row groups are fetched in few large requests; larger ones in many small ones."""
-_FOOTERS_KEPT = 8
+_TOGETHER_BYTES = 64 << 20
+"""Size in bytes up to which the columns of a stored row group are fetched together; larger ones are read as streams."""
+_BLOCKS_HELD = 4
+_AT_ONCE_BYTES = 1 << 20
+_FOOTERS_KEPT = 32
 _FOOTER_BYTES = 64 << 10
 
 
-def list_source(node: FromParquet, seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: FromParquet, reads: Reads, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one split per row group that has rows, from the files' footers."""
     files = expand(node.patterns)
 
     def look(file: FileInfo) -> list[Split]:
-        _, metadata = _footer(file.location, file.version)
+        metadata = _footer(reads, file).metadata
         _check_columns(node, file.location, metadata)
         seen(1)
         return list(_splits(file, metadata))
@@ -44,9 +51,9 @@ def list_source(node: FromParquet, seen: ListingProgress = ignore_progress) -> S
     return splits_table([split for splits in found for split in splits])
 
 
-def open_source(node: FromParquet, table: SplitTable) -> _Parquet:
+def open_source(node: FromParquet, table: SplitTable, reads: Reads) -> _Parquet:
     """Make the reader of the rows."""
-    return _Parquet(node)
+    return _Parquet(node, table, reads)
 
 
 def _splits(file: FileInfo, metadata: Any) -> Iterator[Split]:
@@ -68,13 +75,33 @@ def _check_columns(node: FromParquet, location: str, metadata: Any) -> None:
         )
 
 
-def _footer(location: str, version: str) -> tuple[int, Any]:
-    """Read (size in bytes, metadata) of a file; ``version`` tells cached footers apart."""
+class _Footer(NamedTuple):
+    """Footer of a file: the file as listed, and what the footer says."""
+
+    file: FileInfo
+    metadata: Any
+
+    def columns(self, group: int, names: Collection[str] | None) -> list[Entry]:
+        """Entries of a row group's columns, or of those of these names, one for each of their stored columns."""
+        about, file = (
+            self.metadata.row_group(group),
+            Entry(self.file.location, 0, -1, self.file.version, self.file.size),
+        )
+        found = []
+        for number in range(about.num_columns):
+            column = about.column(number)
+            path = column.path_in_schema
+            if names is None or any(path == name or path.startswith(f"{name}.") for name in names):
+                start = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)), default=0)
+                found.append(file.part(start, start + column.total_compressed_size))
+        return found
+
+
+def _footer(reads: Reads, file: FileInfo) -> _Footer:
     import pyarrow.parquet as pq
 
-    size = storage.stat(location).size
-    with _corrupt_if_unreadable(location), contextlib.closing(_open(location, size)) as file:
-        return size, pq.read_metadata(file)
+    with _corrupt_if_unreadable(file.location), contextlib.closing(_open(reads, file)) as stored:
+        return _Footer(file, pq.read_metadata(stored))
 
 
 @contextlib.contextmanager
@@ -93,10 +120,52 @@ def _corrupt_if_unreadable(location: str, group: int = -1) -> Iterator[None]:
 
 
 class _Parquet:
-    def __init__(self, node: FromParquet) -> None:
+    def __init__(self, node: FromParquet, table: SplitTable, reads: Reads) -> None:
         self._columns = list(node.columns) if node.columns is not None else None
+        self._splits, self._reads = table.splits, reads
         # Splits of one file are often read one after the other.
-        self._footers = functools.lru_cache(_FOOTERS_KEPT)(_footer)
+        self._footers: dict[tuple[str, str], Future[_Footer]] = {}
+        self._lock = threading.Lock()
+
+    def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Feed:
+        split = self._splits[unit]
+        footer = self._footer(split, ahead=True)
+        while not footer.done():
+            yield None
+        if footer.exception() is None:
+            columns = footer.result().columns(split.start, self._columns)
+            if sum(column.bytes for column in columns) <= self._most:
+                yield from joined(columns)
+
+    @property
+    def _most(self) -> int:
+        """Bytes up to which the columns of a row group are read together."""
+        return min(_TOGETHER_BYTES, self._reads.account.budget)
+
+    def _footer(self, split: Split, *, ahead: bool = False) -> Future[_Footer]:
+        """Footer of a split's file, which is read once; ``ahead``: on another thread, if nobody has begun to."""
+        key = split.location, split.version
+        with self._lock:
+            footer = self._footers.pop(key, None)
+            mine = footer is None
+            self._footers[key] = footer = footer or Future()  # the latest used comes last
+            for old in list(self._footers)[:-_FOOTERS_KEPT]:
+                del self._footers[old]
+
+        def read() -> None:
+            try:
+                found = storage.stat(split.location)
+                footer.set_result(_footer(self._reads, found._replace(version=split.version or found.version)))
+            except BaseException as error:  # noqa: BLE001 - raised by who asks for it
+                footer.set_exception(error)
+                with self._lock:
+                    self._footers.pop(key, None)
+
+        if mine and ahead:
+            self._reads.beside(read)
+        elif mine:
+            read()
+        return footer
 
     def read(
         self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]
@@ -106,16 +175,13 @@ class _Parquet:
         end = split.count if stop < 0 else min(stop, split.count)
         if end <= start:
             return
-        size, metadata = self._footers(split.location, split.version)
-        remote = storage.is_remote(split.location)
+        footer = self._footer(split).result()
+        metadata = footer.metadata
         unreadable = _corrupt_if_unreadable(split.location, split.start)
-        with unreadable, contextlib.closing(_open(split.location, size)) as file:
-            parquet = pq.ParquetFile(
-                file,
-                metadata=metadata,
-                pre_buffer=remote and split.bytes <= _PRE_BUFFER_BYTES,
-                buffer_size=storage.READ_AHEAD_BYTES,
-            )
+        with unreadable, contextlib.closing(_open(self._reads, footer.file)) as file:
+            if isinstance(file, _StoredFile):
+                file.expect(footer.columns(split.start, self._columns), self._most)
+            parquet = pq.ParquetFile(file, metadata=metadata, pre_buffer=False, buffer_size=_AT_ONCE_BYTES)
             about = metadata.row_group(split.start)
             rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * about.num_rows // max(1, about.total_byte_size)))
             batches = parquet.iter_batches(rows, row_groups=[split.start], columns=self._columns, use_threads=False)
@@ -131,33 +197,56 @@ class _Parquet:
                     return
 
 
-def _open(location: str, size: int) -> Any:
+def _open(reads: Reads, file: FileInfo) -> Any:
+    """Open a file for pyarrow, which reads local ones by itself."""
     import pyarrow as pa
 
-    return _RemoteFile(location, size) if storage.is_remote(location) else pa.OSFile(location, "rb")
+    return _StoredFile(reads, file) if storage.is_remote(file.location) else pa.OSFile(file.location, "rb")
 
 
-class _RemoteFile(storage.Stream):
-    """Remote file as pyarrow reads it: by position. Its end, which is read in small parts, is fetched once."""
+class _StoredFile(storage.Stream):
+    """Stored file as pyarrow reads it: by position. Its end, which is read in small parts, is fetched once."""
 
-    def __init__(self, location: str, size: int) -> None:
+    def __init__(self, reads: Reads, file: FileInfo) -> None:
         super().__init__()
-        self._location = location
-        self._size = size
-        self._tail = b""
+        self._reads, self._file = reads, Entry(file.location, 0, file.size, file.version, file.size)
+        self._fetched: list[tuple[Entry, bytes]] = []
+        self._streams: list[tuple[Entry, io.BufferedReader]] = []
+
+    def expect(self, columns: list[Entry], most: int) -> None:
+        """Fetch columns together if they have no more than ``most`` bytes; else each is read as a stream."""
+        if sum(column.bytes for column in columns) <= most:
+            asked = joined(columns)
+            self._fetched = list(zip(asked, self._reads.fetch(asked), strict=True))
+        else:
+            block = most // (_BLOCKS_HELD * len(columns))
+            self._streams = [(column, self._reads.open(column, block_bytes=block)) for column in columns]
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return super().seek(self._size + offset) if whence == os.SEEK_END else super().seek(offset, whence)
+        return super().seek(self._file.stop + offset) if whence == os.SEEK_END else super().seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
-        data = self._range(self.at, self._size if size < 0 else min(self._size, self.at + size))
+        data = self._range(self.at, self._file.stop if size < 0 else min(self._file.stop, self.at + size))
         self.at += len(data)
         return data
 
     def _range(self, start: int, stop: int) -> bytes:
-        tail = max(0, self._size - _FOOTER_BYTES)
-        if start < tail:
-            return storage.read_range(self._location, start, stop)
-        if not self._tail:
-            self._tail = storage.read_range(self._location, tail, self._size)
-        return self._tail[start - tail : max(start, stop) - tail]
+        for entry, data in self._fetched:
+            if entry.start <= start and stop <= entry.stop:
+                return data[start - entry.start : stop - entry.start]
+        for entry, stream in self._streams:
+            if entry.start <= start and stop <= entry.stop:
+                stream.seek(start)
+                return stream.read(stop - start)
+        tail = self._file.part(max(0, self._file.stop - _FOOTER_BYTES), self._file.stop)
+        if start >= tail.start:
+            self._fetched.append((tail, self._reads.fetch([tail])[0]))
+            return self._range(start, max(start, stop))
+        (data,) = self._reads.fetch([self._file.part(start, stop)])
+        return data
+
+    def close(self) -> None:
+        for _, stream in self._streams:
+            stream.close()
+        self._fetched, self._streams = [], []
+        super().close()

@@ -1,291 +1,326 @@
-"""Read-ahead from a remote source: as many reads at once as pay, bounded in bytes.
+"""Reads: the one door between sources and where their bytes lie.
 
-Whoever runs a task opens a :class:`ReadStream` with the positions that it will ask for, in their order, and fetches
-from it. Reads of these positions, and behind them of the tasks announced by :meth:`ReadScheduler.expect`, are under way
-meanwhile: where one task has too few positions to keep a remote store busy, the next tasks have more. A fetch of a
-position that was not announced reads at once, so announcements never change an output.
+A source asks for ranges of files (:class:`~millrace.sources.store_requests.Entry`): by :meth:`Reads.fetch` for all of
+their bytes, by :meth:`Reads.open` for a stream. What lies on this machine is read at once. What lies far away is read
+by requests that are under way together, bounded in bytes, as many as pay, and ahead of who asks for it where that was
+announced (:mod:`millrace.sources.read_scheduler`); requests that fail are made again, and what comes is compared with
+what was listed (:mod:`millrace.sources.store_requests`). A cache of the stored bytes belongs in ``request``, which gets
+entries and gives bytes.
 """
 
 from __future__ import annotations
 
+import io
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
+from millrace.planning import byte_ranges
+from millrace.policies.read_concurrency import InFlight
+from millrace.sources import storage
+from millrace.sources.read_scheduler import Account, Feed, Key, Queue, Read, ReadScheduler, Request, clock
+from millrace.sources.store_requests import Entry, StoreRequests
+from millrace.sources.stores import NoRangesError
 
-from millrace.planning.columns import Integers
-from millrace.policies import read_concurrency as policy
-from millrace.policies.read_concurrency import InFlight, Round
-
-Array = npt.NDArray[np.int64]
-Key = tuple[Hashable, ...]
-
-_LOOKED_AHEAD = 2 * policy.MOST_CHOSEN
-"""Least number of positions that are kept at hand to be begun, while there are so many."""
-
-
-class _Read:
-    """One read that was begun."""
-
-    __slots__ = ("began", "cpu_s", "position", "result", "round", "seconds", "size")
-
-    def __init__(self, position: int, size: int, number: int) -> None:
-        self.position, self.size, self.round = position, size, number
-        self.began = time.perf_counter()
-        self.seconds = self.cpu_s = 0.0
-        self.result: Future[Any] = Future()
+_BUDGET_BYTES = 64 << 20
+_BLOCKS = 8
+"""Blocks that the budget has room for, at least: several are under way while one is read."""
+_LEAST_BLOCK_BYTES = 16 << 10
 
 
-class _Queue:
-    """Reads of one task: positions to come, and reads begun of those before, both in order."""
+class Meter(threading.local):
+    """Time that this thread's reads took.
 
-    def __init__(self, feed: Iterator[Array]) -> None:
-        self._feed: Iterator[Array] | None = feed
-        self.positions: deque[int] = deque()
-        self.begun: deque[_Read] = deque()
-        self.held = 0
+    Attributes:
+        waited_s: seconds in which the thread waited for bytes.
+        reading_s: seconds that the requests took, on whatever threads.
+        cpu_s: of these, seconds of processor time.
+    """
 
-    def top_up(self) -> None:
-        """Take positions from the feed; only ever on the thread of whoever pulls the task."""
-        while self._feed is not None and len(self.positions) < _LOOKED_AHEAD:
-            units = next(self._feed, None)
-            if units is None:
-                self._feed = None
-            else:
-                self.positions.extend(units.tolist())
+    waited_s = reading_s = cpu_s = 0.0
 
 
-class ReadScheduler:
-    """Scheduler of the reads of one source in one process, for all tasks that run there. Thread-safe.
+def is_far(location: str) -> bool:
+    """Whether reading ``location`` asks another machine, so that several reads at once pay."""
+    return "://" in location and storage.is_far(location)
+
+
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="millrace-read", daemon=True).start()
+
+
+class Reads:
+    """Reads of a pipeline in one process, or those of one of its sources (see :meth:`part`). Thread-safe.
 
     Args:
-        read: returns the element at a position; called on several threads at once.
-        sizes: bytes of the elements, by position.
-        start: runs a function without arguments on a thread.
-        budget: bytes that one running task may have under way and waiting, and all announced ones behind it together.
+        start: runs a function without arguments on a thread; by default each on a thread of its own.
         chosen: reads at once; None: as many as pay.
+        budget: bytes that may be under way and waiting for who asks.
+        request: reads the bytes of an entry that is far away; None: by requests to its store.
+
+    Attributes:
+        account: what is held, and what was done so far.
+        meter: of the thread that looks at it.
     """
 
     def __init__(
         self,
-        read: Callable[[int], Any],
-        sizes: Sequence[int] | Integers,
-        start: Callable[[Callable[[], None]], None],
+        start: Callable[[Callable[[], None]], None] = _on_a_thread,
         *,
-        budget: int,
         chosen: int | None = None,
+        budget: int = _BUDGET_BYTES,
+        request: Request | None = None,
     ) -> None:
-        self._read, self._sizes, self._start, self._budget = read, sizes, start, budget
-        # Reentrant: the garbage collector may close an abandoned task in the middle of anything.
-        self._lock = threading.RLock()
-        self._state = policy.begin(chosen)
-        self._running: list[_Queue] = []
-        self._expected: dict[Key, _Queue] = {}
-        self._under_way = self._peak = self._count = self._round = 0
-        self._read_s = self._waited_s = 0.0
-        self._since = time.perf_counter()
+        self._start, self._requests = start, StoreRequests()
+        self._scheduler = ReadScheduler(start, request or self._requests.read, chosen)
+        self.account = Account(budget)
+        self.meter = Meter()
+
+    def part(self, budget: int) -> Reads:
+        """Make the reads of one source, which are bounded and counted on their own."""
+        part = object.__new__(Reads)
+        part._start, part._requests, part._scheduler = self._start, self._requests, self._scheduler
+        part.meter = self.meter
+        part.account = Account(budget)
+        return part
 
     @property
     def in_flight(self) -> InFlight:
         """Limit on reads under way at once, and the reason."""
-        return self._state
+        return self._scheduler.in_flight
 
-    def expect(self, owner: Hashable, tasks: Iterable[tuple[Key, Iterator[Array]]]) -> None:
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Read the bytes of each entry, in their order; those of one file that lie close together by one request.
+
+        Raises:
+            SourceNotFoundError: a file does not exist, or not any more.
+            SourceChangedError: a file is another one than when it was listed.
+            SourceError: a store does not answer, or not so that its answer could be used.
+        """
+        far = [is_far(entry.location) for entry in entries]
+        if not any(far):
+            return [_at_hand(entry) for entry in entries]
+        if len(entries) == 1:
+            return self._take(entries)
+        asked = joined(entry for entry, away in zip(entries, far, strict=True) if away)
+        found = dict(zip(asked, self._take(asked), strict=True))
+        within = {entry.location: list[Entry]() for entry in asked}
+        for entry in asked:
+            within[entry.location].append(entry)
+        return [
+            _cut(entry, within[entry.location], found) if away else _at_hand(entry)
+            for entry, away in zip(entries, far, strict=True)
+        ]
+
+    def _take(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Read entries that are far away."""
+        claimed = [self._scheduler.claim(self.account, entry) for entry in entries]
+        found: list[bytes] = []
+        try:
+            for read in claimed:
+                found.append(self._wait(read))  # noqa: PERF401 - their number says which are to be dropped
+        finally:
+            for read in claimed[len(found) + 1 :]:
+                self._scheduler.drop(read)
+        return found
+
+    def _wait(self, read: Read) -> bytes:
+        began = clock()
+        try:
+            return self._scheduler.wait(read)
+        finally:
+            self.meter.waited_s += clock() - began
+            self.meter.reading_s += read.seconds
+            self.meter.cpu_s += read.cpu_s
+
+    def open(
+        self,
+        entry: Entry,
+        *,
+        buffer_bytes: int = storage.LOCAL_BUFFER_BYTES,
+        block_bytes: int = byte_ranges.BLOCK_BYTES,
+    ) -> io.BufferedReader:
+        """Open a range of a file to be read in sequence; ``tell()`` and ``seek()`` count from the start of the file.
+
+        Args:
+            entry: a range of any size.
+            buffer_bytes: of it that are held; more where it is far away, as it is read ahead then.
+            block_bytes: that one request asks for, at most.
+
+        Raises:
+            SourceNotFoundError: it does not exist; if it is far away, the first read says so.
+        """
+        if is_far(entry.location):
+            return io.BufferedReader(_FarStream(self, entry, block_bytes), buffer_bytes)
+        return storage.open_range(entry.location, entry.start, entry.stop, buffer_bytes=buffer_bytes)
+
+    def blocks(self, entry: Entry, block_bytes: int = byte_ranges.BLOCK_BYTES) -> Iterator[Entry]:
+        """Cut a range into the entries that a stream of it reads, one after the other."""
+        most = max(_LEAST_BLOCK_BYTES, min(block_bytes, self.account.budget // _BLOCKS))
+        for start, stop in byte_ranges.blocks(entry.start, entry.stop, most):
+            yield entry.part(start, stop)
+
+    # -- reading ahead -------------------------------------------------------------------------------------------------
+
+    def expect(self, owner: Hashable, tasks: Iterable[tuple[Key, Feed]]) -> None:
         """Announce the tasks that come next, in order, in place of those that ``owner`` announced before.
 
         Args:
             owner: who runs them one after the other.
-            tasks: by a name of the task, the positions that it will ask for.
+            tasks: by a name of the task, the entries that it will ask for.
         """
-        coming = {(owner, *key): feed for key, feed in tasks}
-        fresh = {key: _Queue(feed) for key, feed in coming.items() if key not in self._expected}
-        for queue in fresh.values():
-            queue.top_up()
-        with self._lock:
-            others = {key: queue for key, queue in self._expected.items() if key[0] != owner}
-            ours = {key: self._expected.get(key) or fresh[key] for key in coming}
-            self._expected = {**others, **ours}
-            self._begin_more()
+        self._scheduler.expect(self.account, owner, tasks)
 
-    def stream(self, owner: Hashable, key: Key, feed: Iterator[Array]) -> ReadStream:
-        """Begin a task that will ask for the positions of ``feed``, in this order; close what is returned."""
-        queue = _Queue(feed)
-        queue.top_up()
-        with self._lock:
-            announced = self._expected.pop((owner, *key), None)
-            if announced is not None:
-                same = len(announced.begun) <= len(queue.positions) and all(
-                    read.position == position for read, position in zip(announced.begun, queue.positions, strict=False)
-                )
-                if same:
-                    queue.begun, queue.held = announced.begun, announced.held
-                    for _ in queue.begun:
-                        queue.positions.popleft()
-            self._running.append(queue)
-            self._begin_more()
-        return ReadStream(self, queue, self._read)
-
-    # -- beginning -----------------------------------------------------------------------------------------------------
-
-    def _begin_more(self) -> None:
-        while self._under_way < self._state.level:
-            queue = self._next()
-            if queue is None or not self._begin(queue):
-                return
-
-    def _next(self) -> _Queue | None:
-        """Choose the queue to begin a read of: the running one that holds least, then announced ones in order."""
-        wanting = [queue for queue in self._running if queue.positions and self._has_room(queue, queue.held)]
-        if wanting:
-            return min(wanting, key=lambda queue: queue.held)
-        for queue in self._expected.values():
-            if queue.positions:
-                held = sum(each.held for each in (*self._running, *self._expected.values()))
-                return queue if self._has_room(queue, held) else None
-        return None
-
-    def _has_room(self, queue: _Queue, held: int) -> bool:
-        return held + self._sizes[queue.positions[0]] <= self._budget
-
-    def _begin(self, queue: _Queue) -> bool:
-        """Begin a read; False if the system has no thread for it."""
-        position = queue.positions.popleft()
-        read = _Read(position, self._sizes[position], self._round)
-        queue.begun.append(read)
-        queue.held += read.size
-        self._under_way += 1
-        self._peak = max(self._peak, self._under_way)
+    def beside(self, work: Callable[[], None]) -> None:
+        """Run ``work()``, which raises nothing, beside the reads; at once where the system has no thread for it."""
         try:
-            self._start(lambda: self._run(read))
+            self._start(work)
         except (RuntimeError, MemoryError):
-            self._under_way -= 1
-            queue.held -= read.size
-            queue.begun.remove(read)
-            queue.positions.appendleft(position)
-            return False
-        return True
+            work()
 
-    def _run(self, read: _Read) -> None:
-        """Read, on a thread; raise nothing."""
-        began, cpu = time.perf_counter(), time.thread_time()
-        result, failed = None, None
-        try:
-            result = self._read(read.position)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever fetches it
-            failed = error
-        ended = time.perf_counter()
-        read.seconds, read.cpu_s = ended - began, time.thread_time() - cpu
-        with self._lock:
-            self._under_way -= 1
-            if read.round == self._round and failed is None:
-                self._learn(read, ended)
-        if failed is None:
-            read.result.set_result(result)
-        else:
-            read.result.set_exception(failed)
-        with self._lock:
-            self._begin_more()
-
-    # -- learning ------------------------------------------------------------------------------------------------------
-
-    def _learn(self, read: _Read, now: float) -> None:
-        self._count += 1
-        self._read_s += now - read.began
-        if 2 * self._count >= self._state.level:
-            seen = Round(self._read_s / self._count, self._peak, now - self._since, self._waited_s)
-            self._state = policy.step(self._state, seen)
-            self._round, self._since = self._round + 1, now
-            self._count, self._peak = 0, self._under_way
-            self._read_s = self._waited_s = 0.0
-
-    # -- for streams ---------------------------------------------------------------------------------------------------
-
-    def take(self, queue: _Queue, position: int) -> _Read | None:
-        """Take the read of ``position``, begun by now; None if it was not announced to come next."""
-        with self._lock:
-            self._begin_more()
-            due = not queue.begun and bool(queue.positions) and queue.positions[0] == position
-            if due and not self._begin(queue):  # whatever else is under way
-                queue.positions.popleft()  # it is read at once, as there is no thread for it
-            return queue.begun.popleft() if queue.begun and queue.begun[0].position == position else None
-
-    def taken(self, queue: _Queue, read: _Read, waited_s: float) -> None:
-        """Account for the result of ``read``, which has left after it was waited for."""
-        with self._lock:
-            self._waited_s += waited_s
-            queue.held -= read.size
-            self._begin_more()
-
-    def leave(self, queue: _Queue) -> None:
-        """Abandon ``queue``: nobody fetches from it any more. Idempotent."""
-        with self._lock:
-            if queue in self._running:
-                self._running.remove(queue)
-            queue.positions.clear()
-            queue.begun.clear()
-            self._begin_more()
+    def announce(self, owner: Hashable, key: Key, feed: Feed) -> Announced:
+        """Begin a task that will ask for these entries, in this order; close what is returned."""
+        return Announced(self._scheduler, self._scheduler.begin_task(self.account, owner, key, feed))
 
     def close(self) -> None:
-        """Begin no more reads, and forget what was announced."""
-        with self._lock:
-            self._expected.clear()
-            for queue in self._running:
-                queue.positions.clear()
-
-
-class ReadStream:
-    """Reads of one task; a context manager that lets go of what was not fetched.
-
-    Attributes:
-        waited_s: seconds that fetches waited.
-        reading_s: seconds that the fetched reads took, on whatever threads.
-        cpu_s: of these, seconds of processor time.
-    """
-
-    def __init__(self, reads: ReadScheduler, queue: _Queue, direct: Callable[[int], Any]) -> None:
-        self._reads, self._queue, self._direct = reads, queue, direct
-        self.waited_s = self.reading_s = self.cpu_s = 0.0
-
-    def fetch(self, positions: Array | range) -> tuple[list[Any], Exception | None]:
-        """Fetch the elements at ``positions``, in their order; on the thread that runs the task.
-
-        Returns:
-            The elements up to the first that could not be read, and its error; None: all were.
-        """
-        elements: list[Any] = []
-        try:
-            for position in positions:
-                elements.append(self._one(int(position)))  # noqa: PERF401 - those before a failure are kept
-        except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
-            return elements, error
-        return elements, None
-
-    def _one(self, position: int) -> Any:
-        self._queue.top_up()
-        read = self._reads.take(self._queue, position)
-        if read is None:
-            return self._direct(position)
-        began = time.perf_counter()
-        try:
-            return read.result.result()
-        finally:
-            waited_s = time.perf_counter() - began
-            self.waited_s += waited_s
-            self.reading_s += read.seconds
-            self.cpu_s += read.cpu_s
-            self._reads.taken(self._queue, read, waited_s)
-
-    def close(self) -> None:
-        """End fetching. Idempotent."""
-        self._reads.leave(self._queue)
+        """Begin no more reads, and give up those that wait to be made again."""
+        self._scheduler.close()
+        self._requests.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Announced:
+    """Announced reads of a running task; a context manager that lets go of what nobody asked for."""
+
+    def __init__(self, scheduler: ReadScheduler, queue: Queue) -> None:
+        self._scheduler, self._queue = scheduler, queue
+
+    def go_on(self) -> None:
+        """Look further ahead, if what is known is running out; on the thread that runs the task."""
+        self._scheduler.top_up(self._queue)
+
+    def close(self) -> None:
+        """End reading ahead. Idempotent."""
+        self._scheduler.leave(self._queue)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def joined(entries: Iterable[Entry]) -> list[Entry]:
+    """Join entries of one file that lie close together, in the order in which the files are first named."""
+    files: dict[str, list[Entry]] = {}
+    for entry in entries:
+        files.setdefault(entry.location, []).append(entry)
+    found: list[Entry] = []
+    for some in files.values():
+        if len(some) == 1 or some[0].stop < 0:
+            found += dict.fromkeys(some)
+        else:
+            ranges = byte_ranges.joined([(entry.start, entry.stop) for entry in some])
+            found += [some[0].part(start, stop) for start, stop in ranges]
+    return found
+
+
+def _cut(entry: Entry, candidates: Sequence[Entry], found: dict[Entry, bytes]) -> bytes:
+    """Cut the bytes of an entry out of those that were read for it among others."""
+    if entry in found:
+        return found[entry]
+    around = next(each for each in candidates if each.start <= entry.start and entry.stop <= each.stop)
+    return found[around][entry.start - around.start : entry.stop - around.start]
+
+
+def _at_hand(entry: Entry) -> bytes:
+    """Read an entry on this machine; fewer bytes if the file ends before."""
+    location = entry.location
+    if not entry.whole:
+        return storage.read_range(location, entry.start, entry.stop)
+    return storage.read(location) if "://" in location else storage.read_local(storage.local_path(location))
+
+
+class _FarStream(storage.Stream):
+    """Stream of a range that is far away: some blocks of it are under way while one is read."""
+
+    def __init__(self, reads: Reads, entry: Entry, block_bytes: int) -> None:
+        super().__init__(entry.start)
+        if entry.stop < 0:
+            size = entry.size if entry.size >= 0 else storage.stat(entry.location).size
+            entry = entry._replace(stop=size, size=size)
+        self._reads, self._entry, self._most = reads, entry, block_bytes
+        self._whole: io.BufferedReader | None = None
+        self._queue: Queue | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin at the start of the range."""
+        self._leave()
+        scheduler, account = self._reads._scheduler, self._reads.account  # noqa: SLF001 - this class is part of it
+        self._blocks = self._reads.blocks(self._entry, self._most)
+        self._block, self._data = self._entry.part(self._entry.start, self._entry.start), memoryview(b"")
+        self._queue = scheduler.begin_stream(account, self._reads.blocks(self._entry, self._most))
+
+    def _leave(self) -> None:
+        if self._queue is not None:
+            self._reads._scheduler.leave(self._queue)  # noqa: SLF001 - as above
+        self._queue = None
+
+    def _go(self, target: int) -> None:
+        if target < self._block.start:
+            self._begin()
+        self.at = target
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        if self.at >= self._entry.stop:
+            return 0
+        if self._whole is None and self.at >= self._block.stop:
+            self._read_block()
+        if self._whole is not None:
+            self._whole.seek(self.at)
+            count = self._whole.readinto(view[: self._entry.stop - self.at])
+        else:
+            part = self._data[self.at - self._block.start :][: len(view)]
+            count = len(part)
+            view[:count] = part
+        self.at += count
+        return count
+
+    def _read_block(self) -> None:
+        """Read the block that the position lies in."""
+        scheduler, account = self._reads._scheduler, self._reads.account  # noqa: SLF001 - as above
+        assert self._queue is not None
+        scheduler.top_up(self._queue)
+        self._data = memoryview(b"")  # makes room before the next one comes
+        for block in self._blocks:
+            if block.stop > self.at:
+                break
+            scheduler.pass_over(account, block)
+        else:
+            raise AssertionError("the position lies within the range")
+        try:
+            (data,) = self._reads._take([block])  # noqa: SLF001 - as above
+        except NoRangesError:
+            if self._entry.start:
+                raise
+            # A server that has whole files only: they are read as they come.
+            self._whole = storage.open_range(self._entry.location)
+            self._leave()
+        else:
+            self._block, self._data = block, memoryview(data)
+
+    def close(self) -> None:
+        self._leave()
+        if self._whole is not None:
+            self._whole.close()
+        self._data = memoryview(b"")
+        super().close()

@@ -11,17 +11,18 @@ import numpy.typing as npt
 from millrace.elements.tree import NumberList
 from millrace.graph.nodes import FromList, Range
 from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
 
 _INT64_SAFE = 1 << 62
 
 
-def list_source(node: Range | FromList, _seen: ListingProgress = ignore_progress) -> SplitTable:
+def list_source(node: Range | FromList, _reads: Reads, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per number or item."""
     return positions_table(len(range(node.start, node.stop, node.step)) if isinstance(node, Range) else node.count)
 
 
-def open_source(node: Range | FromList, table: SplitTable) -> _List:
+def open_source(node: Range | FromList, table: SplitTable, _reads: Reads) -> _List:
     """Make the reader that computes the numbers, or looks the items up."""
     return _Range(range(node.start, node.stop, node.step)) if isinstance(node, Range) else _List(node.items.value)
 

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.planning.split_table import Split, SplitTable
+from millrace.sources.read_scheduler import Feed
+from millrace.sources.reads import Reads
 
 ListingProgress = Callable[[int], None]
 """Callback of a listing: called with the number of files looked at since the last call, on any thread."""
@@ -46,13 +48,27 @@ class SequentialSource(Protocol):
         ...
 
 
+class StoredSource(Protocol):
+    """Source of either kind whose elements are stored bytes, which it asks of its :class:`Reads` and of nobody else."""
+
+    def entries(self, unit: int, start: int = 0, stop: int = -1) -> Feed:
+        """Foretell the entries that reading a unit asks for, in order. Nothing that is read depends on it.
+
+        Args:
+            unit: a position, or the number of a split.
+            start: of a split, its first element that is wanted.
+            stop: one past the last; -1: the end.
+        """
+        ...
+
+
 class SourceType(Protocol):
     """Module of this package, one per format, listed in :mod:`millrace.sources`."""
 
-    def list_source(self, node: Any, seen: ListingProgress) -> SplitTable:
+    def list_source(self, node: Any, reads: Reads, seen: ListingProgress) -> SplitTable:
         """List a source as :func:`millrace.sources.list_source` does; tell ``seen`` of each file that was looked at."""
         ...
 
-    def open_source(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
+    def open_source(self, node: Any, table: SplitTable, reads: Reads) -> PositionSource | SequentialSource:
         """Make the reader of the source that ``table`` describes; it opens no file yet."""
         ...

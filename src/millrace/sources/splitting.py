@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from millrace.planning.split_table import Split, SplitTable, splits_table
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress
 from millrace.sources.storage import FileInfo
+from millrace.sources.store_requests import Entry
 
 _PIECE_BYTES = 4 << 20
 """Size in bytes of a piece, at which the cost of opening it is negligible."""
@@ -58,3 +60,21 @@ def split_records(
             splits.extend(cut(file, ends, size))
         seen(1)
     return splits_table(splits)
+
+
+def entry_of(split: Split) -> Entry:
+    """Make the entry of a split of bytes."""
+    size = split.bytes if split.stop < 0 and split.bytes else -1  # of a split that is a whole file
+    return Entry(split.location, split.start, split.stop, split.version, size)
+
+
+def foretold(reads: Reads, split: Split, stop: int) -> Iterator[Entry]:
+    """Foretell the entries that reading a split's elements up to number ``stop`` (-1: all) asks for, about."""
+    entry = entry_of(split)
+    last = end = entry.stop if entry.stop >= 0 else entry.size
+    if 0 <= stop < split.count:
+        last = entry.start + -(-(end - entry.start) * stop // split.count)
+    for block in reads.blocks(entry._replace(stop=end)):
+        if block.start >= last:
+            return
+        yield block

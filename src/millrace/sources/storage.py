@@ -113,11 +113,11 @@ def split_url(location: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _remote(location: str) -> Iterator[tuple[Any, str]]:
+def remote(location: str, *, retries: bool = True) -> Iterator[tuple[Any, str]]:
     """Open the store that a URL is in, as (client, key there); its errors are raised as millrace's."""
     scheme, name, key = _address(location)
     with store_errors(location, scheme, name):
-        yield store_of(scheme, name), key
+        yield store_of(scheme, name, retries=retries), key
 
 
 def _address(location: str) -> tuple[str, str, str]:
@@ -177,7 +177,7 @@ def stat(location: str) -> FileInfo:
         return stat_local(local_path(location))
     import obstore
 
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         return _found(location, obstore.head(store, key))
 
 
@@ -194,7 +194,17 @@ def stat_local(path: str) -> FileInfo:
 
 
 def _found(location: str, meta: Any) -> FileInfo:
-    return FileInfo(location, meta["size"], meta["e_tag"] or f"{meta['last_modified']:%Y%m%d%H%M%S}-{meta['size']}")
+    return FileInfo(location, meta["size"], version_of(meta))
+
+
+def version_of(meta: Any) -> str:
+    """Version of a file by what its store says about it: the etag, else when it was written, and its size."""
+    return meta["e_tag"] or modified_and_size(meta)
+
+
+def modified_and_size(meta: Any) -> str:
+    """Version of a file in a store that gives no etag."""
+    return f"{meta['last_modified']:%Y%m%d%H%M%S}-{meta['size']}"
 
 
 def existing(locations: list[str]) -> list[FileInfo]:
@@ -212,18 +222,31 @@ def existing(locations: list[str]) -> list[FileInfo]:
 def read(location: str) -> bytes:
     """Read a whole file."""
     if not is_remote(location):
-        path = local_path(location)
-        with _local_errors(path), open(path, "rb", buffering=0) as file:
-            return file.read()
+        return read_local(local_path(location))
     import obstore
 
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         return bytes(obstore.get(store, key).bytes())
 
 
-def read_many(locations: list[str]) -> list[bytes]:
-    """Read files, in order; remote ones are asked for at once."""
-    return for_each(read, locations, str)
+def read_local(path: str) -> bytes:
+    """Read a whole file at a path."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            data = os.read(file, size + 1)  # one more says whether it was all
+            if len(data) == size > 0:
+                return data
+            parts = [data]  # it is larger than what one call reads, or has no size, as in /proc
+            while data and (data := os.read(file, max(size - sum(map(len, parts)), READ_AHEAD_BYTES))):
+                parts.append(data)
+            return b"".join(parts)
+        finally:
+            os.close(file)
+    except OSError:
+        with _local_errors(path):
+            raise
 
 
 def read_range(location: str, start: int, stop: int) -> bytes:
@@ -235,7 +258,7 @@ def read_range(location: str, start: int, stop: int) -> bytes:
             return stream.read()
     import obstore
 
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         return bytes(obstore.get_range(store, key, start=start, end=stop))
 
 
@@ -344,7 +367,7 @@ class _RemoteRange(Stream):
         end = self._size if self._stop < 0 else self._stop
         if 0 <= end <= self.at:
             return memoryview(b"")
-        with _remote(self._location) as (store, key):
+        with remote(self._location) as (store, key):
             if self._stream is None:
                 self._stream = self._request(store, key)
             return memoryview(next(self._stream, b""))
@@ -371,7 +394,7 @@ def read_ranges(location: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer
     import obstore
 
     asked = [each for each in ranges if each[0] < each[1]]
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         starts, stops = [start for start, _ in asked], [stop for _, stop in asked]
         found = iter(obstore.get_ranges(store, key, starts=starts, ends=stops))
     return [next(found) if start < stop else b"" for start, stop in ranges]
@@ -384,7 +407,7 @@ def write(location: str, data: bytes | IO[bytes]) -> None:
     """Store ``data``, or the rest of a file from its position on, at a URL; it is there wholly or not at all."""
     import obstore
 
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         obstore.put(store, key, data)
 
 
@@ -396,7 +419,7 @@ def delete(location: str) -> None:
     """
     import obstore
 
-    with _remote(location) as (store, key):
+    with remote(location) as (store, key):
         obstore.delete(store, key)
 
 
@@ -412,7 +435,7 @@ def list_folder(folder: str, *, recursive: bool) -> Iterable[FileInfo]:
     import obstore
 
     root, _ = split_url(folder)
-    with _remote(folder) as (store, prefix):
+    with remote(folder) as (store, prefix):
         below = 0
         for page in obstore.list(store, prefix or None, chunk_size=_LIST_PAGE):
             for meta in page:

@@ -20,8 +20,15 @@ from millrace.errors import MillraceError, SourceError, SourceNotFoundError
 # A body may take long as long as bytes keep coming, so the bound is on each read.
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "24h"}
 _RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
+_NO_RETRY = {"max_retries": 0}
 _KEPT = 256
 _SETTINGS = ("AWS_", "GOOGLE_", "SERVICE_ACCOUNT", "AZURE_", "MSI_", "IDENTITY_", "SSL_CERT_")
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING = (408, 429)
+_SLOW_DOWN = (429, 503)
+_EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired", "token has expired")
+_OTHER_REGION = ("incorrectly configured region", "AuthorizationHeaderMalformed", "PermanentRedirect")
+_EXPECTED_REGION = re.compile(r"expecting \\*['\"]([\w-]+)")
 _USER = re.compile("//[^/@]*@")  # and password, which is nobody's business
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -64,6 +71,22 @@ class StoreAccessDeniedError(SourceError):
     """Access was denied; a class of its own, as a store answers so for a missing file too, if one may not list."""
 
 
+class PassingError(SourceError):
+    """A store did not answer a request, or said that it is not able to now; asking again may help.
+
+    Attributes:
+        slow_down: the store said that it is asked too much.
+    """
+
+    def __init__(self, message: str, *, slow_down: bool = False) -> None:
+        super().__init__(message)
+        self.slow_down = slow_down
+
+
+class NoRangesError(SourceError):
+    """The server has no parts of files, only whole ones."""
+
+
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 _stores: dict[tuple[str, ...], Any] = {}
@@ -71,8 +94,13 @@ _lock = threading.Lock()
 _runtime_pid = 0
 
 
-def store_of(scheme: str, name: str) -> Any:
+def store_of(scheme: str, name: str, *, retries: bool = True) -> Any:
     """Client of a bucket (``s3``, ``gs``, ``az``), of a web server's root, or ``memory`` for this process's own.
+
+    Args:
+        scheme: of the location.
+        name: of the bucket or host.
+        retries: whether the client repeats requests that failed; reads of data are repeated by who makes them.
 
     Raises:
         SourceError: this process was forked after its parent had read from a store.
@@ -82,9 +110,9 @@ def store_of(scheme: str, name: str) -> Any:
             return _memory()
     pid = os.getpid()
     _refuse_fork(pid)
-    key = (scheme, name, str(pid), *_settings())
+    key = (scheme, name, str(pid), str(retries), *_settings())
     with _lock:
-        store = _stores.pop(key, None) or _connect(scheme, name)
+        store = _stores.pop(key, None) or _connect(scheme, name, _RETRY if retries else _NO_RETRY)
         _stores[key] = store  # the latest used comes last
         if len(_stores) > _KEPT:
             del _stores[next(iter(_stores))]
@@ -107,10 +135,10 @@ def _settings() -> list[str]:
     ]
 
 
-def _connect(scheme: str, name: str) -> Any:
+def _connect(scheme: str, name: str, retry: dict[str, Any]) -> Any:
     from obstore import store
 
-    options: dict[str, Any] = {"retry_config": _RETRY, "client_options": {**_CLIENT, "allow_http": True}}
+    options: dict[str, Any] = {"retry_config": retry, "client_options": {**_CLIENT, "allow_http": True}}
     match scheme:
         case "s3":
             return store.S3Store(name, **options)
@@ -154,16 +182,39 @@ def store_errors(location: str, scheme: str, name: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise SourceNotFoundError(f"{location} does not exist{_asked(scheme)}") from error
-    except exceptions.PermissionDeniedError as error:
-        raise _denied(location, scheme) from error
-    except exceptions.UnauthenticatedError as error:
-        _forget(scheme, name)
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        if any(sign in str(error) for sign in _EXPIRED):
+            raise _failed(location, scheme, name, str(error), _summary(error)) from error
+        if isinstance(error, exceptions.UnauthenticatedError):
+            _forget(scheme, name)
         raise _denied(location, scheme) from error
     except exceptions.NotSupportedError as error:
-        raise SourceError(f"{location}: the server cannot serve parts of a file ({_summary(error)})") from error
+        raise NoRangesError(f"{location}: the server cannot serve parts of a file ({_summary(error)})") from error
     except (exceptions.BaseError, ValueError) as error:
-        _forget(scheme, name)
-        raise SourceError(f"{location}: {_summary(error)}{_asked(scheme)}") from error
+        raise _failed(location, scheme, name, str(error), _summary(error)) from error
+
+
+def _failed(location: str, scheme: str, name: str, text: str, summary: str) -> SourceError:
+    """Choose the error for what a client said, of which ``summary`` is what a user wants to know."""
+    asked = _asked(scheme)
+    if "NotPartial" in text:
+        return NoRangesError(f"{location}: the server cannot serve parts of a file ({summary})")
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    if status >= 500 or status in _PASSING or (not status and "HttpError {" in text):
+        slow_down = status in _SLOW_DOWN or "SlowDown" in text
+        return PassingError(f"{location}: {summary}{asked}", slow_down=slow_down)
+    _forget(scheme, name)
+    if any(sign in text for sign in _EXPIRED):
+        provider = PROVIDERS.get(scheme)
+        advice = f" (they come from {provider.credentials})" if provider is not None else ""
+        return StoreAccessDeniedError(
+            f"{location}: the credentials have expired{asked}; renew them where this process was started{advice}"
+        )
+    if any(sign in text for sign in _OTHER_REGION):
+        expected = _EXPECTED_REGION.search(text)
+        region = f"AWS_REGION={expected[1]}" if expected else "AWS_REGION to the bucket's region"
+        return SourceError(f"{location}: the bucket is in another region{asked}; set {region}")
+    return SourceError(f"{location}: {summary}{asked}")
 
 
 def _denied(location: str, scheme: str) -> SourceError:

@@ -25,9 +25,11 @@ from millrace.sources import storage
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
 from millrace.sources.gzip_stream import GZIP, ZLIB, inflate
 from millrace.sources.listing import expand
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
-from millrace.sources.splitting import split_records
+from millrace.sources.splitting import entry_of, foretold, split_records
 from millrace.sources.storage import FileInfo
+from millrace.sources.store_requests import Entry
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -39,23 +41,25 @@ _DOUBTFUL_BYTES = 16 << 20
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
-def list_source(node: FromTFRecords, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
+def list_source(
+    node: FromTFRecords, reads: Reads, seen: ListingProgress = ignore_progress, size: int | None = None
+) -> SplitTable:
     """List pieces of about ``size`` bytes (None: by the amount of data), or whole files."""
     files = expand(node.patterns)
     plain = [file for file in files if not _wbits(node, file.location)]
-    indexes = _indexes([file for file in plain if storage.is_remote(file.location)])
+    indexes = _indexes([file for file in plain if storage.is_remote(file.location)], reads)
 
     def record_ends(file: FileInfo) -> Iterable[int] | None:
         if _wbits(node, file.location):
             return None
-        return indexes.get(file.location) if storage.is_remote(file.location) else _hop(file)
+        return indexes.get(file.location) if storage.is_remote(file.location) else _hop(file, reads)
 
     return split_records(files, record_ends, seen, size)
 
 
-def open_source(node: FromTFRecords, table: SplitTable) -> _TFRecords:
+def open_source(node: FromTFRecords, table: SplitTable, reads: Reads) -> _TFRecords:
     """Make the reader of the records."""
-    return _TFRecords(node)
+    return _TFRecords(node, table, reads)
 
 
 def _wbits(node: FromTFRecords, location: str) -> int:
@@ -70,11 +74,11 @@ def _wbits(node: FromTFRecords, location: str) -> int:
 # -- listing -----------------------------------------------------------------------------------------------------------
 
 
-def _hop(file: FileInfo) -> Iterator[int]:
+def _hop(file: FileInfo, reads: Reads) -> Iterator[int]:
     """Find the end of each record of a local file."""
     headers: list[bytes] = []
     at, number = 0, 0
-    with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
+    with reads.open(Entry(file.location), buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
         while at < file.size:
             header = stream.read(_HEADER.size)
             headers.append(header)
@@ -93,7 +97,7 @@ def _hop(file: FileInfo) -> Iterator[int]:
     _verify_lengths(file.location, headers, number)
 
 
-def _indexes(files: list[FileInfo]) -> dict[str, list[int]]:
+def _indexes(files: list[FileInfo], reads: Reads) -> dict[str, list[int]]:
     """Find the ends of records, for those of the remote ``files`` that have an index beside them."""
     candidates: dict[str, FileInfo] = {}
     for file in files:
@@ -101,11 +105,12 @@ def _indexes(files: list[FileInfo]) -> dict[str, list[int]]:
             continue  # a signature is good for one file
         for stem in dict.fromkeys((file.location, os.path.splitext(file.location)[0])):
             candidates.update({stem + ending: file for ending in (".idx", ".index")})
-    found = [index.location for index in storage.existing(list(candidates))]
+    found = storage.existing(list(candidates))
+    texts = reads.fetch([Entry(index.location, 0, index.size, index.version, index.size) for index in found])
     ends: dict[str, list[int]] = {}
-    for location, text in zip(found, storage.read_many(found), strict=True):
-        file = candidates[location]
-        if file.location not in ends and (parsed := _parse_index(text, file, location)):
+    for index, text in zip(found, texts, strict=True):
+        file = candidates[index.location]
+        if file.location not in ends and (parsed := _parse_index(text, file, index.location)):
             ends[file.location] = parsed
     return ends
 
@@ -133,13 +138,16 @@ def _parse_index(text: bytes, file: FileInfo, location: str) -> list[int]:
 
 
 class _TFRecords:
-    def __init__(self, node: FromTFRecords) -> None:
-        self._node = node
+    def __init__(self, node: FromTFRecords, table: SplitTable, reads: Reads) -> None:
+        self._node, self._splits, self._reads = node, table.splits, reads
+
+    def entries(self, unit: int, _start: int = 0, stop: int = -1) -> Iterator[Entry]:
+        return foretold(self._reads, self._splits[unit], stop)
 
     def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[bytes]]:
         if 0 <= stop <= start:
             return
-        stream = storage.open_range(split.location, split.start, split.stop)
+        stream = self._reads.open(entry_of(split))
         if wbits := _wbits(self._node, split.location):
             stream = inflate(stream, split.location, wbits)
         with contextlib.closing(stream):

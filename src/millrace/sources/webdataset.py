@@ -27,23 +27,27 @@ from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
 from millrace.sources.packs.pack_index import INDEX, PackIndex, read_index
 from millrace.sources.packs.pack_plan import split_name
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
-from millrace.sources.splitting import split_records
+from millrace.sources.splitting import entry_of, foretold, split_records
 from millrace.sources.storage import FileInfo
+from millrace.sources.store_requests import Entry
 from millrace.sources.tarfiles import members
 
 _INDEX_BUFFER_BYTES = 8 << 10
 _logger = logging.getLogger(__name__)
 
 
-def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
+def list_source(
+    node: FromWebDataset, reads: Reads, seen: ListingProgress = ignore_progress, size: int | None = None
+) -> SplitTable:
     """List pieces of about ``size`` bytes (None: by the amount of data), or whole files; or each sample for itself.
 
     Raises:
         PipelineError: samples are to be read in any order, and of a file nobody knows where they are.
     """
     files = expand(node.patterns)
-    known = _indexed(files)
+    known = _indexed(files, reads)
 
     def record_ends(file: FileInfo) -> Iterator[int] | None:
         if _compressed(file.location):
@@ -58,23 +62,23 @@ def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, s
                 "%s has %d bytes, and %s beside it says %d: it is read as if it were not in there. Pack it again",
                 *(file.location, file.size, INDEX, index.shards[number].bytes),
             )
-        return None if storage.is_remote(file.location) else _hop(file)
+        return None if storage.is_remote(file.location) else _hop(file, reads)
 
     if node.random_access:
         return _samples_table(files, record_ends, seen)
     return split_records(files, record_ends, seen, size)
 
 
-def open_source(node: FromWebDataset, table: SplitTable) -> PositionSource | SequentialSource:
+def open_source(node: FromWebDataset, table: SplitTable, reads: Reads) -> PositionSource | SequentialSource:
     """Make the reader of the samples."""
-    return _PackedSamples(table) if node.random_access else _WebDataset()
+    return _PackedSamples(table, reads) if node.random_access else _WebDataset(table, reads)
 
 
-def _indexed(files: list[FileInfo]) -> dict[str, tuple[PackIndex, int]]:
+def _indexed(files: list[FileInfo], reads: Reads) -> dict[str, tuple[PackIndex, int]]:
     """Read the indexes beside these files: by location of a shard its index and its number there."""
     plain = [file.location for file in files if not _compressed(file.location)]
     folders = list(dict.fromkeys(each.rpartition("/")[0] for each in plain if each == storage.bare(each)))
-    found = storage.for_each(read_index, [f"{folder}/{INDEX}" for folder in folders], str)
+    found = storage.for_each(lambda each: read_index(each, reads), [f"{folder}/{INDEX}" for folder in folders], str)
     return {
         f"{folder}/{shard.name}": (index, number)
         for folder, index in zip(folders, found, strict=True)
@@ -115,11 +119,11 @@ def _compressed(location: str) -> bool:
     return storage.bare(location).endswith((".gz", ".tgz"))
 
 
-def _hop(file: FileInfo) -> Iterator[int]:
+def _hop(file: FileInfo, reads: Reads) -> Iterator[int]:
     """Find the end of each sample of a local archive."""
     key = None
     end = 0
-    with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
+    with reads.open(Entry(file.location), buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
         for member in members(stream, file.location):
             name = split_name(member.name)
             if name is not None:
@@ -132,13 +136,19 @@ def _hop(file: FileInfo) -> Iterator[int]:
 
 
 class _WebDataset:
+    def __init__(self, table: SplitTable, reads: Reads) -> None:
+        self._splits, self._reads = table.splits, reads
+
+    def entries(self, unit: int, _start: int = 0, stop: int = -1) -> Iterator[Entry]:
+        return foretold(self._reads, self._splits[unit], stop)
+
     def read(
         self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]
     ) -> Iterator[list[dict[str, Any]]]:
         if 0 <= stop <= start:
             return
         done = start
-        with contextlib.closing(_samples(split, start)) as samples:
+        with contextlib.closing(_samples(split, start, self._reads)) as samples:
             while done != stop:
                 wanted = max(1, chunk_size())
                 chunk = list(islice(samples, wanted if stop < 0 else min(wanted, stop - done)))
@@ -156,23 +166,28 @@ class _WebDataset:
 class _PackedSamples:
     """Samples of which each is read for itself."""
 
-    def __init__(self, table: SplitTable) -> None:
-        self._splits = table.splits
+    def __init__(self, table: SplitTable, reads: Reads) -> None:
+        self._splits, self._reads = table.splits, reads
+
+    def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Iterator[Entry]:
+        yield entry_of(self._splits[unit])
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         indices = positions if isinstance(positions, range) else positions.tolist()
-        return storage.for_each(self._sample, [self._splits[i] for i in indices], lambda split: split.location)
+        splits = [self._splits[i] for i in indices]
+        return list(map(_sample, splits, self._reads.fetch(list(map(entry_of, splits)))))
 
-    def _sample(self, split: Split) -> dict[str, Any]:
-        data = storage.read_range(split.location, split.start, split.stop)
-        stream: Any = io.BufferedReader(_Window(data, split.start))
-        samples = list(_parse(stream, split, 0))
-        if len(samples) != 1:
-            raise SourceCorruptError(
-                f"{split.location}, record {split.first_record}: {len(samples)} samples lie in bytes {split.start} to"
-                f" {split.stop}, where there was one when they were listed"
-            )
-        return samples[0]
+
+def _sample(split: Split, data: bytes) -> dict[str, Any]:
+    """Make the sample of a split that has no other."""
+    stream: Any = io.BufferedReader(_Window(data, split.start))
+    samples = list(_parse(stream, split, 0))
+    if len(samples) != 1:
+        raise SourceCorruptError(
+            f"{split.location}, record {split.first_record}: {len(samples)} samples lie in bytes {split.start} to"
+            f" {split.stop}, where there was one when they were listed"
+        )
+    return samples[0]
 
 
 class _Window(storage.Stream):
@@ -190,9 +205,9 @@ class _Window(storage.Stream):
         return len(part)
 
 
-def _samples(split: Split, start: int) -> Generator[dict[str, Any], None, None]:
+def _samples(split: Split, start: int, reads: Reads) -> Generator[dict[str, Any], None, None]:
     """Read samples from number ``start`` of the split on; of those before it only headers are read."""
-    stream = storage.open_range(split.location, split.start, split.stop)
+    stream = reads.open(entry_of(split))
     if _compressed(split.location):
         stream = inflate(stream, split.location, GZIP)
     return _parse(stream, split, start)

@@ -57,12 +57,14 @@ def _memory() -> Iterator[None]:
         patch.setattr(
             program,
             "list_source",
-            lambda node, seen: _table(node.patterns[0]) if _is_ours(node) else sources.list_source(node, seen),
+            lambda node, reads, seen: (
+                _table(node.patterns[0]) if _is_ours(node) else sources.list_source(node, reads, seen)
+            ),
         )
         patch.setattr(
             program,
             "open_source",
-            lambda node, table: Sequential() if _is_ours(node) else sources.open_source(node, table),
+            lambda node, table, reads: Sequential() if _is_ours(node) else sources.open_source(node, table, reads),
         )
         yield
 

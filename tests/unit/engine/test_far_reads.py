@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import random
+import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.unit.sources.conftest import tfrecords
 
 import millrace as mr
-from millrace.engine.run import local_epoch, program
+from millrace.engine.run import local_epoch, program, reading
 from millrace.errors import ElementTooLargeError, PipelineError, SourceError
-from millrace.sources import storage
+from millrace.planning import byte_ranges
+from millrace.policies import read_hedging
+from millrace.sources import reads, storage, store_requests
+from millrace.sources.store_requests import Entry
 
 COUNT = 90
 VERSIONS = itertools.count()
@@ -33,16 +42,34 @@ def _several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_epoch, "Program", made)
 
 
+@pytest.fixture(autouse=True)
+def _no_second_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine any read may take long, and then would be counted twice."""
+    monkeypatch.setattr(read_hedging, "hedge_after_s", lambda durations, requests, hedged: None)
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has ``memory://`` read as if it were far away."""
+    return lambda: monkeypatch.setattr(storage, "is_far", lambda location: "://" in location)
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the files that are read, near and far."""
     counted: Counter[str] = Counter()
-    real = storage.read_many
+    near, away = reads._at_hand, store_requests._once
 
-    def counting(locations: list[str]) -> list[bytes]:
-        counted.update(locations)
-        return real(locations)
+    def counting(entry: Entry) -> bytes:
+        counted[entry.location] += 1
+        return near(entry)
 
-    monkeypatch.setattr(storage, "read_many", counting)
+    def counting_far(entry: Entry, abandoned: Callable[[], bool]) -> bytes:
+        counted[entry.location] += 1
+        return away(entry, abandoned)
+
+    monkeypatch.setattr(reads, "_at_hand", counting)
+    monkeypatch.setattr(store_requests, "_once", counting_far)
     return counted
 
 
@@ -73,7 +100,7 @@ def values(dataset: mr.Dataset) -> list[Any]:
 def test_what_comes_out_and_what_is_read_are_as_without_reading_ahead(
     place: str,
     read: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
+    far: Callable[[], None],
     pipeline: Callable[[mr.Dataset], mr.Dataset],
     chosen: int | None,
 ) -> None:
@@ -83,24 +110,155 @@ def test_what_comes_out_and_what_is_read_are_as_without_reading_ahead(
     expected = values(made())
     before = Counter(read)
     read.clear()
-    monkeypatch.setattr(program, "is_far", lambda location: True)
+    far()
     assert values(made()) == expected
     assert read == before, "each file as often as before"
 
 
-def test_what_comes_before_a_file_that_cannot_be_read_is_read_once(
-    place: str, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
-) -> None:
-    counting = storage.read_many
+# -- sequential formats ------------------------------------------------------------------------------------------------
 
-    def failing(locations: list[str]) -> list[bytes]:
-        found = counting(locations)
-        if any("033" in location for location in locations):
+
+def tar(members: list[bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number, data in enumerate(members):
+            info = tarfile.TarInfo(f"{number:04d}.txt")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folders() -> dict[str, mr.Dataset]:
+    """Shards of each format, of different sizes, with numbers of which none comes twice."""
+    numbers = iter(range(10**6))
+    for shard in range(9):
+        records = [
+            b"%d" % next(numbers) + bytes(random.Random(shard).choices(b" ", k=60)) for _ in range(20 + 5 * shard)
+        ]
+        data = tfrecords(records)
+        storage.write(f"memory://records/{shard}.tfrecord", data)
+        storage.write(f"memory://indexed/{shard}.tfrecord", data)
+        ends = itertools.accumulate(len(record) + 16 for record in records)
+        lines = [f"{end - len(record) - 16} {len(record) + 16}" for end, record in zip(ends, records, strict=True)]
+        storage.write(f"memory://indexed/{shard}.tfrecord.idx", "\n".join(lines).encode())
+        storage.write(f"memory://tar/{shard}.tar", tar(records))
+        table, file = (
+            pa.table({"n": [int(record) for record in records], "x": [b"x" * 30] * len(records)}),
+            io.BytesIO(),
+        )
+        pq.write_table(table, file, row_group_size=16)
+        storage.write(f"memory://parquet/{shard}.parquet", file.getvalue())
+    return {
+        "whole records": mr.Dataset.from_tfrecords("memory://records/*.tfrecord").map(int),
+        "indexed records": mr.Dataset.from_tfrecords("memory://indexed/*.tfrecord").map(int),
+        "tar": mr.Dataset.from_webdataset("memory://tar/*.tar").map(lambda sample: int(sample["txt"])),
+        "parquet": mr.Dataset.from_parquet("memory://parquet/*").map(lambda row: row["n"]),
+        "a column": mr.Dataset.from_parquet("memory://parquet/*", columns=["n"]).map(lambda row: row["n"]),
+    }
+
+
+IN_SEQUENCE: dict[str, Callable[[mr.Dataset], mr.Dataset]] = {
+    "alone": lambda ds: ds,
+    "shuffled": lambda ds: ds.shuffle(30, seed=3),
+    "some": lambda ds: ds.skip(45).take(200).shard(2, 1).batch(7),
+    "repeated": lambda ds: ds.shuffle(10, seed=1).repeat(2),
+    "zipped": lambda ds: mr.Dataset.zip(ds, ds.shuffle(20, seed=1)),
+    "kept": lambda ds: ds.map(lambda n: -n, key=str(next(VERSIONS))).cache().repeat(2),
+    "in sequence": lambda ds: ds.filter(lambda n: n % 3 > 0).enumerate(),
+}
+
+_foretold = reading.foretold
+
+
+def nothing(*_: Any) -> Iterator[Entry | None]:
+    return iter(())
+
+
+def mangled(*arguments: Any) -> Iterator[Entry | None]:
+    """Some entries left out, some twice, some of another range, some of a file that isn't there, some much later."""
+    draw = random.Random(7)
+    late: list[Entry] = []
+    for entry in _foretold(*arguments):
+        kind = draw.randrange(6) if entry is not None else 0
+        if entry is None or kind == 1:
+            yield entry
+            continue
+        if kind == 2:
+            yield entry.part(entry.start + 3, entry.stop + 5)
+        elif kind == 3:
+            yield entry._replace(location=entry.location + "-gone")
+        elif kind == 4:
+            late.append(entry)
+        if kind < 4:
+            yield entry
+    yield from late
+
+
+@pytest.mark.parametrize("foretold", [_foretold, nothing, mangled], ids=["foretold", "nothing", "mangled"])
+@pytest.mark.parametrize("pipeline", IN_SEQUENCE.values(), ids=IN_SEQUENCE)
+@pytest.mark.parametrize("shards", ["whole records", "indexed records", "tar", "parquet", "a column"])
+def test_reading_ahead_changes_nothing_that_comes_out(
+    folders: dict[str, mr.Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    far: Callable[[], None],
+    shards: str,
+    pipeline: Callable[[mr.Dataset], mr.Dataset],
+    foretold: Any,
+) -> None:
+    monkeypatch.setattr(byte_ranges, "FIRST_BLOCK_BYTES", 300)
+    expected = values(pipeline(folders[shards]).with_options(seed=5))
+    far()
+    monkeypatch.setattr(program, "foretold", foretold)
+    monkeypatch.setattr(reading, "foretold", foretold)
+    assert values(pipeline(folders[shards]).with_options(seed=5)) == expected
+
+
+@pytest.mark.parametrize("shards", ["whole records", "indexed records", "tar", "parquet", "a column"])
+def test_shards_are_read_ahead_over_the_ends_of_tasks_and_none_more_often_than_without(
+    folders: dict[str, mr.Dataset], monkeypatch: pytest.MonkeyPatch, far: Callable[[], None], shards: str
+) -> None:
+    monkeypatch.setattr(byte_ranges, "FIRST_BLOCK_BYTES", 300)
+    far()
+    asked: Counter[Entry] = Counter()
+    away = store_requests._once
+
+    def counting(entry: Entry, abandoned: Callable[[], bool]) -> bytes:
+        asked[entry] += 1
+        return away(entry, abandoned)
+
+    dataset = folders[shards].shuffle(30, seed=1)
+    dataset.__pipeline__().tables()
+    monkeypatch.setattr(store_requests, "_once", counting)
+    with iter(dataset) as elements:
+        next(elements)
+        assert elements.measures()[0].reads_in_flight > 0
+        assert list(elements)
+    ahead = Counter(asked)
+    asked.clear()
+    monkeypatch.setattr(program, "foretold", nothing)
+    monkeypatch.setattr(reading, "foretold", nothing)
+    values(dataset)
+    assert ahead.keys() <= asked.keys()
+    assert ahead.total() <= asked.total()
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_before_a_file_that_cannot_be_read_is_read_once(
+    place: str, far: Callable[[], None], monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    counting = store_requests._once
+
+    def failing(entry: Entry, abandoned: Callable[[], bool]) -> bytes:
+        found = counting(entry, abandoned)
+        if "033" in entry.location:
             raise SourceError("nobody answers")
         return found
 
-    monkeypatch.setattr(storage, "read_many", failing)
-    monkeypatch.setattr(program, "is_far", lambda location: True)
+    monkeypatch.setattr(store_requests, "_once", failing)
+    far()
     found: list[int] = []
     with pytest.raises(SourceError, match="nobody answers"):
         found.extend(mr.Dataset.from_files(place).map(number))
@@ -108,8 +266,10 @@ def test_what_comes_before_a_file_that_cannot_be_read_is_read_once(
     assert {place for place, count in read.items() if count > 1} == set()
 
 
-def test_reads_go_on_over_the_ends_of_tasks(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "is_far", lambda location: True)
+def test_reads_go_on_over_the_ends_of_tasks(
+    place: str, far: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far()
     dataset = mr.Dataset.from_files(place).map(number)
     announced: list[list[int]] = []
     real = program.Program.expect
@@ -124,23 +284,25 @@ def test_reads_go_on_over_the_ends_of_tasks(place: str, monkeypatch: pytest.Monk
     assert announced == [list(range(index, 6)) for index in range(6)]
 
 
-def test_the_measures_say_how_many_are_under_way(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measures_say_how_many_are_under_way(place: str, far: Callable[[], None]) -> None:
     dataset = mr.Dataset.from_files(place).map(number).with_options(reads_in_flight=7)
     with iter(dataset) as near:
         next(near)
         assert near.measures()[0].reads_in_flight == 0
-    monkeypatch.setattr(program, "is_far", lambda location: True)
-    with iter(dataset) as far:
-        next(far)
-        source, mapped, *_ = far.measures()
+    far()
+    with iter(dataset) as away:
+        next(away)
+        source, mapped, *_ = away.measures()
         assert (source.threads, source.reads_in_flight) == (7, 7)
+        assert source.requests >= 1
+        assert source.stored_bytes >= 1
         assert mapped.reads_in_flight == 0
 
 
 def test_a_file_larger_than_all_buffers_is_refused_before_it_is_read(
-    place: str, read: Counter[str], monkeypatch: pytest.MonkeyPatch
+    place: str, read: Counter[str], far: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(program, "is_far", lambda location: True)
+    far()
     storage.write("memory://large/a", b"x" * 1000)
     with pytest.raises(ElementTooLargeError, match="memory://large/a has 1000 bytes"):
         values(mr.Dataset.from_files("memory://large/a").with_options(buffer_bytes=100))

@@ -84,3 +84,20 @@ def test_whatever_is_seen_it_stays_within_bounds(seen: list[Round]) -> None:
         state = read_concurrency.step(state, each)
         assert 1 <= state.level <= read_concurrency.MOST
         assert 1 <= state.settled <= read_concurrency.MOST
+
+
+def test_a_store_that_says_slow_down_gets_half_and_is_tried_again_after_a_rest() -> None:
+    state = play(read_concurrency.begin(), far(0.3), 6)
+    state = read_concurrency.slow_down(state)
+    assert (state.level, state.settled) == (128, 128)
+    assert "asked to slow down at 256" in state.reason
+    assert play(state, far(0.3), 4).level == 128
+    for _ in range(20):
+        state = read_concurrency.slow_down(state)
+    assert state.level == 1
+    assert play(state, far(0.3), 100).level == read_concurrency.MOST
+
+
+def test_what_a_user_chose_stays_though_the_store_says_slow_down() -> None:
+    state = read_concurrency.begin(5)
+    assert read_concurrency.slow_down(state) == state

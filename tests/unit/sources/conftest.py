@@ -12,6 +12,7 @@ import pytest
 from millrace.graph.nodes import Node
 from millrace.planning.split_table import SplitTable
 from millrace.sources import list_source, open_source, storage
+from millrace.sources.reads import Reads
 
 
 def crc32c(data: bytes) -> int:
@@ -74,7 +75,7 @@ def bucket() -> str:
 
 
 def read_splits(node: Node, table: SplitTable, chunk: int = 7, start: int = 0, stop: int = -1) -> list[Any]:
-    source: Any = open_source(node, table)
+    source: Any = open_source(node, table, Reads())
     elements: list[Any] = []
     for split in table.splits:
         for some in source.read(split, start, stop, lambda: chunk):
@@ -100,8 +101,8 @@ def check_closes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node], None]:
         return opened[-1]
 
     def check(node: Node) -> None:
-        table = list_source(node)
-        source: Any = open_source(node, table)
+        table = list_source(node, Reads())
+        source: Any = open_source(node, table, Reads())
         reading = source.read(table.splits[0], 0, -1, lambda: 3)
         next(reading)
         assert not opened[-1].closed

@@ -9,6 +9,7 @@ from millrace.graph import nodes as g
 from millrace.planning.split_table import stamp_of
 from millrace.sources import list_source, storage
 from millrace.sources.listing import expand
+from millrace.sources.reads import Reads
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_little_is_left_to_do_once_all_files_were_looked_at(tmp_path):
     for number in range(1024):
         (tmp_path / f"{number}.jpg").touch()
     try:
-        table = list_source(g.FromFiles(patterns=(str(tmp_path / "*.jpg"),)), seen)
+        table = list_source(g.FromFiles(patterns=(str(tmp_path / "*.jpg"),)), Reads(), seen)
     finally:
         sys.setprofile(None)
     assert (table.count, looked_at) == (1024, 1024)
@@ -150,14 +151,14 @@ def test_a_flat_folder_of_a_store_comes_in_pages_unless_much_is_below_it(bucket,
         storage.write(f"{bucket}f/{number:04}.jpg", b"1" * (number > 0))
     wanted = [f"{bucket}f/{number:04}.jpg" for number in range(25)]
     assert names([bucket + "f/*.jpg"]) == wanted
-    assert list(list_source(g.FromFiles(patterns=(bucket + "f/*.jpg",))).names) == wanted
+    assert list(list_source(g.FromFiles(patterns=(bucket + "f/*.jpg",)), Reads()).names) == wanted
     assert len(asked) == 2 * at_once
 
 
 def test_tables_list_what_is_named_in_the_same_order(tree, bucket):
     storage.write(bucket + "t/c.jpg", b"1")
     patterns = ["val/*.jpg", "train/a.jpg", bucket + "t/*.jpg", "train/**", "train/{b,a}.jpg", bucket + "t/c.jpg"]
-    table = list_source(g.FromFiles(patterns=tuple(patterns)))
+    table = list_source(g.FromFiles(patterns=tuple(patterns)), Reads())
     found = expand(patterns)
     assert list(table.names) == [file.location for file in found]
     assert list(table.sizes) == [file.size for file in found]

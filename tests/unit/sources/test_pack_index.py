@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.sources import storage
 from millrace.sources.packs.pack_index import PackedShard, PackIndex, decode_index, encode_index, merged, read_index
+from millrace.sources.reads import Reads
 
 
 def part(number, sizes):
@@ -63,11 +64,11 @@ def test_samples_that_overlap_or_lie_nowhere_are_refused(damaged):
 
 def test_what_is_no_index_is_none_and_what_cannot_be_read_is_said(bucket, caplog):
     place = f"{bucket}index.parquet"
-    assert read_index(place) is None
+    assert read_index(place, Reads()) is None
     file = io.BytesIO()
     pq.write_table(pa.table({"id": [1]}), file)
     storage.write(place, file.getvalue())
-    assert read_index(place) is None
+    assert read_index(place, Reads()) is None
     assert not caplog.records
     newer = pq.read_table(pa.BufferReader(encode_index(INDEX)))
     newer = newer.replace_schema_metadata({"millrace.pack": '{"version": 2}'})
@@ -76,6 +77,6 @@ def test_what_is_no_index_is_none_and_what_cannot_be_read_is_said(bucket, caplog
     for data, why in ((file.getvalue(), "it has version 2"), (b"<html>", "it is no Parquet file")):
         storage.write(place, data)
         with caplog.at_level(logging.WARNING):
-            assert read_index(place) is None
+            assert read_index(place, Reads()) is None
         assert why in caplog.text
         caplog.clear()

@@ -10,6 +10,7 @@ from millrace.errors import PipelineError, SourceCorruptError, SourceError, Sour
 from millrace.graph import nodes
 from millrace.sources import list_source, open_source, storage
 from millrace.sources.packs.packer import pack, verify
+from millrace.sources.reads import Reads
 
 CONTENTS = {
     f"{kind}/{number:02}.{field}": f"{kind}{number}{field}".encode() * (number * 40)
@@ -51,9 +52,9 @@ def names(folder):
 
 def read(folder, *, random_access):
     node = nodes.FromWebDataset(patterns=(f"{folder}/shard-*.tar",), random_access=random_access)
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert table.count == len(samples(CONTENTS))
-    source: Any = open_source(node, table)
+    source: Any = open_source(node, table, Reads())
     if random_access:
         return source.fetch(range(table.count))
     return [one for split in table.splits for some in source.read(split, 0, -1, lambda: 4) for one in some]
@@ -164,22 +165,22 @@ def test_shards_of_somebody_else_are_not_touched(files, folder):
 
 
 def test_a_file_that_changes_while_it_is_packed_is_an_error_that_names_it(files, tmp_path, monkeypatch):
-    real = storage.read_many
+    real = Reads.fetch
 
-    def changed(locations):
+    def changed(self, entries):
         return [
-            data + b"!" if path.endswith("dog/03.jpg") else data
-            for path, data in zip(locations, real(locations), strict=True)
+            data + b"!" if entry.location.endswith("dog/03.jpg") else data
+            for entry, data in zip(entries, real(self, entries), strict=True)
         ]
 
-    monkeypatch.setattr(storage, "read_many", changed)
+    monkeypatch.setattr(Reads, "fetch", changed)
     with pytest.raises(
         SourceError, match=r"dog/03\.jpg has 241\d* bytes now|dog/03\.jpg has \d+ bytes now, and had \d+ when"
     ):
         pack([f"{files}/**/*.*"], f"{tmp_path}/packed", shard_bytes=SHARD_BYTES)
     assert "index.parquet" not in names(f"{tmp_path}/packed")
     assert not [name for name in names(f"{tmp_path}/packed") if name.endswith(".partial")]
-    monkeypatch.setattr(storage, "read_many", real)
+    monkeypatch.setattr(Reads, "fetch", real)
     assert pack([f"{files}/**/*.*"], f"{tmp_path}/packed", shard_bytes=SHARD_BYTES).samples == 30
 
 
@@ -220,11 +221,11 @@ def test_a_mark_that_is_none_is_said(files, folder):
 def test_shards_in_a_store_are_cut_where_the_index_says(files, bucket):
     pack([f"{files}/**/*.*"], f"{bucket}packed", shard_bytes=1 << 30)
     node = nodes.FromWebDataset(patterns=(f"{bucket}packed/shard-000000.tar",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert table.count == 30
     assert len(table.splits) > 1
     storage.delete(f"{bucket}packed/index.parquet")
-    assert list_source(node).count == -1
+    assert list_source(node, Reads()).count == -1
 
 
 def test_an_index_of_other_shards_is_said_and_not_believed(files, folder, caplog):
@@ -236,7 +237,7 @@ def test_an_index_of_other_shards_is_said_and_not_believed(files, folder, caplog
     else:
         with open(shard, "wb") as file:
             file.write(longer)
-    table = list_source(nodes.FromWebDataset(patterns=(shard,)))
+    table = list_source(nodes.FromWebDataset(patterns=(shard,)), Reads())
     assert table.count == (-1 if storage.is_remote(folder) else 30)
     assert "it is read as if it were not in there" in caplog.text
 
@@ -245,15 +246,15 @@ def test_random_access_needs_to_know_where_samples_are(files, bucket, tmp_path):
     pack([f"{files}/**/*.*"], f"{bucket}packed")
     storage.delete(f"{bucket}packed/index.parquet")
     with pytest.raises(PipelineError, match=r"no index\.parquet beside it has it.*millrace pack"):
-        list_source(nodes.FromWebDataset(patterns=(f"{bucket}packed/*.tar",), random_access=True))
+        list_source(nodes.FromWebDataset(patterns=(f"{bucket}packed/*.tar",), random_access=True), Reads())
 
 
 def test_random_access_to_a_changed_shard_is_an_error_that_names_the_sample(files, tmp_path):
     folder = f"{tmp_path}/packed"
     pack([f"{files}/**/*.*"], folder, shard_bytes=1 << 30)
     node = nodes.FromWebDataset(patterns=(f"{folder}/*.tar",), random_access=True)
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     size = os.path.getsize(f"{folder}/shard-000000.tar")
     with open(f"{folder}/shard-000000.tar", "r+b") as file:
         file.write(bytes(size))

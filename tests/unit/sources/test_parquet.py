@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from millrace.errors import PipelineError, SourceCorruptError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.sources import describe, list_source, open_source, storage
+from millrace.sources.reads import Reads
 from millrace.sources.rows import to_rows, to_values
 
 ROWS = 1000
@@ -33,7 +34,7 @@ def path(tmp_path_factory):
 
 def test_a_split_per_row_group(path, read_all):
     node = nodes.FromParquet(patterns=(path,))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert [(split.start, split.stop, split.count, split.first_record) for split in table.splits] == [
         (0, 1, 300, 0),
         (1, 2, 300, 300),
@@ -55,8 +56,8 @@ def test_a_split_per_row_group(path, read_all):
 @given(start=st.integers(0, 300), length=st.integers(0, 310) | st.just(-1), chunk=st.integers(1, 400))
 def test_parts_of_a_split_are_slices(path, start, length, chunk):
     node = nodes.FromParquet(patterns=(path,), columns=("id",))
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     stop = -1 if length < 0 else start + length
     got = [row["id"] for rows in source.read(table.splits[1], start, stop, lambda: chunk) for row in rows]
     everything = list(range(300, 600))
@@ -69,8 +70,8 @@ def test_batches_of_bounded_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_BATCH_BYTES", 10_000)
     pq.write_table(pa.table({"x": [bytes(1000) + bytes([i]) for i in range(100)]}), tmp_path / "a", compression="none")
     node = nodes.FromParquet(patterns=(f"{tmp_path}/a",))
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     chunks = list(source.read(table.splits[0], 25, 95, lambda: 1000))
     assert max(map(len, chunks)) < 100
     assert [row["x"][-1] for chunk in chunks for row in chunk] == list(range(25, 95))
@@ -78,12 +79,12 @@ def test_batches_of_bounded_bytes(tmp_path, monkeypatch):
 
 def test_columns_in_the_order_asked_for(path, read_all):
     node = nodes.FromParquet(patterns=(path,), columns=("name", "id"))
-    assert list(read_all(node, list_source(node))[0].items()) == [("name", "row 0"), ("id", 0)]
+    assert list(read_all(node, list_source(node, Reads()))[0].items()) == [("name", "row 0"), ("id", 0)]
 
 
 def test_unknown_column(path):
     with pytest.raises(PipelineError) as caught:
-        list_source(nodes.FromParquet(patterns=(path,), columns=("id", "nme", "x")))
+        list_source(nodes.FromParquet(patterns=(path,), columns=("id", "nme", "x")), Reads())
     assert str(caught.value) == (
         f"from_parquet(columns=...): {path} has no column 'nme', 'x'. Its columns are 'id', 'name', 'picture', 'vector'"
     )
@@ -93,15 +94,15 @@ def test_remote_is_the_same(path, bucket, read_all):
     with open(path, "rb") as file:
         storage.write(bucket + "a.parquet", file.read())
     local, remote = nodes.FromParquet(patterns=(path,)), nodes.FromParquet(patterns=(bucket + "*",))
-    table = list_source(remote)
+    table = list_source(remote, Reads())
     assert table.count == ROWS
-    assert repr(read_all(remote, table)) == repr(read_all(local, list_source(local)))
+    assert repr(read_all(remote, table)) == repr(read_all(local, list_source(local, Reads())))
 
 
 def test_large_remote_row_groups_are_read_in_small_requests(path, bucket, monkeypatch, read_all):
     from millrace.sources import parquet
 
-    monkeypatch.setattr(parquet, "_PRE_BUFFER_BYTES", 0)
+    monkeypatch.setattr(parquet, "_TOGETHER_BYTES", 0)
     monkeypatch.setattr(parquet, "_FOOTER_BYTES", 100)
     test_remote_is_the_same(path, bucket, read_all)
 
@@ -111,8 +112,8 @@ def test_reading_can_be_given_up(path, bucket):
         storage.write(bucket + "a.parquet", file.read())
     for place in (path, bucket + "a.parquet"):
         node = nodes.FromParquet(patterns=(place,))
-        table = list_source(node)
-        source: Any = open_source(node, table)
+        table = list_source(node, Reads())
+        source: Any = open_source(node, table, Reads())
         reading = source.read(table.splits[0], 0, -1, lambda: 3)
         next(reading)
         reading.close()
@@ -120,7 +121,7 @@ def test_reading_can_be_given_up(path, bucket):
 
 def test_no_rows(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a")
-    assert list_source(nodes.FromParquet(patterns=(f"{tmp_path}/a",))).count == 0
+    assert list_source(nodes.FromParquet(patterns=(f"{tmp_path}/a",)), Reads()).count == 0
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, -1, -9])
@@ -131,7 +132,7 @@ def test_truncated_when_listed(tmp_path, bucket, path, keep):
     storage.write(bucket + "a", data)
     for place in (f"{tmp_path}/a", bucket + "a"):
         with pytest.raises(SourceCorruptError, match=rf"^{place} is no Parquet file, truncated or damaged: "):
-            list_source(nodes.FromParquet(patterns=(place,)))
+            list_source(nodes.FromParquet(patterns=(place,)), Reads())
 
 
 def test_damaged_when_read(tmp_path, path, read_all):
@@ -140,7 +141,7 @@ def test_damaged_when_read(tmp_path, path, read_all):
     place = tmp_path / "a"
     place.write_bytes(data)
     node = nodes.FromParquet(patterns=(str(place),))
-    table = list_source(node)
+    table = list_source(node, Reads())
     data[4:3000] = b"\xff" * 2996
     place.write_bytes(data)
     with pytest.raises(SourceCorruptError, match=rf"^{place} is damaged in row group 0: "):

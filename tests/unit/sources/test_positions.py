@@ -9,10 +9,11 @@ from millrace.errors import ElementError, PipelineError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.graph.nodes import Opaque
 from millrace.sources import describe, list_source, open_source, storage
+from millrace.sources.reads import Reads
 
 
 def fetch(node, positions):
-    source: Any = open_source(node, list_source(node))
+    source: Any = open_source(node, list_source(node, Reads()), Reads())
     return source.fetch(positions)
 
 
@@ -24,7 +25,7 @@ def fetch(node, positions):
 )
 def test_range(start, step, count, data):
     node = nodes.Range(start=start, stop=start + step * count, step=step)
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert (table.cheap, table.count) == (True, count)
     expected = list(range(start, start + step * count, step))
     positions = data.draw(st.lists(st.integers(0, count - 1)) if count else st.just([]))
@@ -40,7 +41,7 @@ def test_from_list():
     node = nodes.FromList(items=Opaque(("a", "b", "c")), count=3)
     assert fetch(node, np.array([2, 0, 2])) == ["c", "a", "c"]
     assert fetch(node, range(1, 3)) == ["b", "c"]
-    assert describe(node, list_source(node), 0, 2) == "item 2"
+    assert describe(node, list_source(node, Reads()), 0, 2) == "item 2"
 
 
 class Plain:
@@ -104,7 +105,7 @@ def test_from_files(where, tmp_path, bucket):
         else:
             (tmp_path / name).write_bytes(name.encode() * 3)
     node = nodes.FromFiles(patterns=(place + "*",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert (table.count, table.cheap, list(table.sizes), table.bytes) == (3, True, [3, 3, 3], 9)
     assert fetch(node, np.array([2, 0])) == [
         {"path": place + "c", "bytes": b"ccc"},
@@ -116,8 +117,8 @@ def test_from_files(where, tmp_path, bucket):
 def test_a_file_that_vanished_is_named(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     node = nodes.FromFiles(patterns=(f"{tmp_path}/a",))
-    table = list_source(node)
-    source: Any = open_source(node, table)
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
     (tmp_path / "a").unlink()
     with pytest.raises(SourceNotFoundError, match=rf"{tmp_path}/a does not exist"):
         source.fetch(range(1))

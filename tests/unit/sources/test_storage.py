@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from millrace.errors import SourceError, SourceNotFoundError
 from millrace.sources import storage
+from millrace.sources.reads import Reads
+from millrace.sources.store_requests import Entry
 
 DATA = os.urandom(3 << 20)
 
@@ -22,7 +24,7 @@ def location(request, tmp_path, bucket):
 
 def test_read(location):
     assert storage.read(location) == DATA
-    assert storage.read_many([location, location]) == [DATA, DATA]
+    assert Reads().fetch([Entry(location), Entry(location, 0, len(DATA))]) == [DATA, DATA]
 
 
 def test_read_range(location):

@@ -11,6 +11,7 @@ from millrace.errors import PipelineError, SourceCorruptError, SourceNotFoundErr
 from millrace.graph import nodes
 from millrace.sources import crc32c as crc
 from millrace.sources import describe, list_source, storage, tfrecord
+from millrace.sources.reads import Reads
 
 WRITTEN_BY_TENSORFLOW = bytes.fromhex(
     "000000000000000029039807d8ea82a20500000000000000eab2043e68656c6c6fbb1f1c194001000000000000"
@@ -44,13 +45,13 @@ def test_a_file_of_tensorflow(tmp_path, make_tfrecords, with_data_checksums, rea
     assert make_tfrecords(records) == WRITTEN_BY_TENSORFLOW
     (tmp_path / "a").write_bytes(WRITTEN_BY_TENSORFLOW)
     node = nodes.FromTFRecords(patterns=(f"{tmp_path}/a",))
-    assert read_all(node, list_source(node)) == records
+    assert read_all(node, list_source(node, Reads())) == records
 
 
 @given(piece=st.integers(1, 20_000), chunk=st.integers(1, 50))
 def test_pieces_of_any_size_cover_every_record_once(many, piece, chunk, read_all):
     node = nodes.FromTFRecords(patterns=(many,))
-    table = tfrecord.list_source(node, size=piece)
+    table = tfrecord.list_source(node, Reads(), size=piece)
     assert table.count == len(RECORDS)
     assert not table.cheap
     assert [split.first_record for split in table.splits] == [
@@ -66,7 +67,7 @@ def test_pieces_of_any_size_cover_every_record_once(many, piece, chunk, read_all
 def test_parts_of_a_split_are_slices(many, start, length, chunk, whole, gzipped, read_all):
     path = gzipped if whole else many
     node = nodes.FromTFRecords(patterns=(path,))
-    table = tfrecord.list_source(node, size=1 << 30)
+    table = tfrecord.list_source(node, Reads(), size=1 << 30)
     assert table.count == (-1 if whole else len(RECORDS))
     start = min(start, len(RECORDS))
     stop = -1 if length < 0 else min(start + length, len(RECORDS))
@@ -95,19 +96,19 @@ def gzipped(tmp_path_factory, make_tfrecords):
 def test_compression(tmp_path, make_tfrecords, name, compression, compress, read_all):
     (tmp_path / name).write_bytes(compress(make_tfrecords(RECORDS)))
     node = nodes.FromTFRecords(patterns=(f"{tmp_path}/{name}",), compression=compression)
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert table.count == (len(RECORDS) if compression == "" else -1)
     assert read_all(node, table) == RECORDS
 
 
 def test_unknown_compression(many):
     with pytest.raises(PipelineError, match=r"compression='gzip'\): it must be None, '', 'GZIP' or 'ZLIB'"):
-        list_source(nodes.FromTFRecords(patterns=(many,), compression="gzip"))
+        list_source(nodes.FromTFRecords(patterns=(many,), compression="gzip"), Reads())
 
 
 def test_empty_file(tmp_path):
     (tmp_path / "a").write_bytes(b"")
-    table = list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a",)))
+    table = list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a",)), Reads())
     assert (table.count, len(table.splits)) == (0, 0)
 
 
@@ -120,10 +121,10 @@ def test_truncated_when_listed(tmp_path_factory, make_tfrecords, cut):
     path.write_bytes(data[:cut])
     node = nodes.FromTFRecords(patterns=(str(path),))
     if cut % 116 == 0:
-        assert list_source(node).count == number
+        assert list_source(node, Reads()).count == number
         return
     with pytest.raises(SourceCorruptError) as caught:
-        list_source(node)
+        list_source(node, Reads())
     assert (
         str(caught.value) == f"{path} is truncated: it ends within record {number}, which begins at byte {number * 116}"
     )
@@ -136,7 +137,7 @@ def test_truncated_when_read(tmp_path, make_tfrecords, cut, start, read_all):
     data = make_tfrecords([b"x" * 100] * 9)
     path.write_bytes(data)
     node = nodes.FromTFRecords(patterns=(str(path),))
-    table = list_source(node)
+    table = list_source(node, Reads())
     path.write_bytes(data[:-cut])
     with pytest.raises(SourceCorruptError, match=rf"^{path} is truncated: it ends within record 8, .* byte 928$"):
         read_all(node, table, 4, start)
@@ -146,7 +147,7 @@ def test_truncated_at_a_record_after_listing(tmp_path, make_tfrecords, read_all)
     path = tmp_path / "a"
     path.write_bytes(make_tfrecords([b"x"] * 9))
     node = nodes.FromTFRecords(patterns=(str(path),))
-    table = list_source(node)
+    table = list_source(node, Reads())
     path.write_bytes(make_tfrecords([b"x"] * 5))
     with pytest.raises(SourceCorruptError, match=r"is truncated: it ends within record 5"):
         read_all(node, table)
@@ -159,7 +160,7 @@ def test_truncated_gzip(tmp_path, make_tfrecords, read_all):
     path.write_bytes(gzip.compress(make_tfrecords(RECORDS))[:-20])
     node = nodes.FromTFRecords(patterns=(str(path),))
     with pytest.raises(SourceCorruptError, match=rf"^{path} is truncated: its compressed data ends after \d+ inflated"):
-        read_all(node, list_source(node))
+        read_all(node, list_source(node, Reads()))
 
 
 def test_not_gzip(tmp_path, make_tfrecords, read_all):
@@ -167,7 +168,7 @@ def test_not_gzip(tmp_path, make_tfrecords, read_all):
     path.write_bytes(make_tfrecords(RECORDS))
     node = nodes.FromTFRecords(patterns=(str(path),))
     with pytest.raises(SourceCorruptError, match=rf"^{path} is not a gzip file or is damaged"):
-        read_all(node, list_source(node))
+        read_all(node, list_source(node, Reads()))
 
 
 @pytest.mark.parametrize("data", [b"garbage " * 100, b"\xff" * 12, gzip.compress(b"x" * 100, mtime=0)])
@@ -177,7 +178,7 @@ def test_garbage(tmp_path, bucket, data, read_all):
     for place in (f"{tmp_path}/a", bucket + "a"):
         node = nodes.FromTFRecords(patterns=(place,))
         with pytest.raises(SourceCorruptError, match=rf"^{place}, record 0: .*checksum: it is not a TFRecord file, or"):
-            read_all(node, list_source(node))
+            read_all(node, list_source(node, Reads()))
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -186,11 +187,11 @@ def test_a_damaged_length(tmp_path, bucket, make_tfrecords, start, read_all):
     data[116 * 4 + 1] ^= 1
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(SourceCorruptError, match=r"a, record 4: the record's length does not match its checksum$"):
-        list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a",)))
+        list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a",)), Reads())
     storage.write(bucket + "a", bytes(data))
     node = nodes.FromTFRecords(patterns=(bucket + "a",))
     with pytest.raises(SourceCorruptError, match=r"a, record 4: the record's length does not match its checksum$"):
-        read_all(node, list_source(node), start=start)
+        read_all(node, list_source(node, Reads()), start=start)
 
 
 def test_damaged_data(tmp_path, make_tfrecords, with_data_checksums, read_all):
@@ -198,7 +199,7 @@ def test_damaged_data(tmp_path, make_tfrecords, with_data_checksums, read_all):
     data[116 * 4 + 20] ^= 1
     (tmp_path / "a").write_bytes(data)
     node = nodes.FromTFRecords(patterns=(f"{tmp_path}/a",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     if with_data_checksums:
         with pytest.raises(SourceCorruptError, match="a, record 4: the data do not match their checksum"):
             read_all(node, table)
@@ -209,7 +210,7 @@ def test_damaged_data(tmp_path, make_tfrecords, with_data_checksums, read_all):
 def test_remote_files_are_one_split(bucket, make_tfrecords, read_all):
     storage.write(bucket + "a.tfrecord", make_tfrecords(RECORDS))
     node = nodes.FromTFRecords(patterns=(bucket + "a.tfrecord",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     (split,) = table.splits
     assert (table.count, split.stop, split.first_record) == (-1, -1, 0)
     assert read_all(node, table) == RECORDS
@@ -226,7 +227,7 @@ def test_remote_files_with_an_index_are_cut(bucket, make_tfrecords, index, read_
         at += len(record) + 16
     storage.write(bucket + index, "".join(lines).encode())
     node = nodes.FromTFRecords(patterns=(bucket + "a.tfrecord",))
-    table = tfrecord.list_source(node, size=2000)
+    table = tfrecord.list_source(node, Reads(), size=2000)
     assert len(table.splits) > 5
     assert table.count == len(RECORDS)
     assert read_all(node, table) == RECORDS
@@ -237,10 +238,10 @@ def test_an_index_of_another_file_is_not_used(bucket, make_tfrecords, read_all):
     storage.write(bucket + "a.idx", b"0 20\n20 30\n")
     node = nodes.FromTFRecords(patterns=(bucket + "a",))
     with pytest.warns(UserWarning, match=r"a\.idx does not fit .*a \(it ends at byte 50 of \d+\) and is not used"):
-        table = list_source(node)
+        table = list_source(node, Reads())
     assert read_all(node, table) == RECORDS
     storage.write(bucket + "a.idx", b"\x00binary")
-    assert len(list_source(node).splits) == 1
+    assert len(list_source(node, Reads()).splits) == 1
 
 
 def test_long_records(tmp_path, make_tfrecords, monkeypatch, read_all):
@@ -248,12 +249,12 @@ def test_long_records(tmp_path, make_tfrecords, monkeypatch, read_all):
     records = [b"a" * 5000, b"b", b"c" * 400_000]
     (tmp_path / "a").write_bytes(make_tfrecords(records))
     node = nodes.FromTFRecords(patterns=(f"{tmp_path}/a",))
-    assert read_all(node, list_source(node)) == records
+    assert read_all(node, list_source(node, Reads())) == records
 
 
 def test_missing(tmp_path):
     with pytest.raises(SourceNotFoundError, match=r"a\.tfrecord does not exist"):
-        list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a.tfrecord",)))
+        list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a.tfrecord",)), Reads())
 
 
 def test_closing_the_iterator_closes_the_file(many, check_closes):

@@ -10,6 +10,7 @@ from millrace.errors import SourceCorruptError
 from millrace.graph import nodes
 from millrace.sources import describe, list_source, storage, webdataset
 from millrace.sources.packs.pack_plan import split_name
+from millrace.sources.reads import Reads
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 MEMBERS = [
@@ -35,7 +36,7 @@ def read_bytes(tmp_path, read_all):
     def read(data, name="a.tar"):
         (tmp_path / name).write_bytes(data)
         node = nodes.FromWebDataset(patterns=(f"{tmp_path}/{name}",))
-        return read_all(node, list_source(node))
+        return read_all(node, list_source(node, Reads()))
 
     return read
 
@@ -57,7 +58,7 @@ def gzipped(tmp_path_factory, make_tar):
 @given(piece=st.integers(1, 100_000), chunk=st.integers(1, 50))
 def test_pieces_of_any_size_cover_every_sample_once(archive, piece, chunk, read_all):
     node = nodes.FromWebDataset(patterns=(archive,))
-    table = webdataset.list_source(node, size=piece)
+    table = webdataset.list_source(node, Reads(), size=piece)
     assert table.count == len(SAMPLES)
     assert read_all(node, table, chunk) == SAMPLES
     first = 0
@@ -71,7 +72,7 @@ def test_pieces_of_any_size_cover_every_sample_once(archive, piece, chunk, read_
 )
 def test_parts_of_a_split_are_slices(archive, gzipped, start, length, chunk, whole, read_all):
     node = nodes.FromWebDataset(patterns=(gzipped if whole else archive,))
-    table = webdataset.list_source(node, size=1 << 30)
+    table = webdataset.list_source(node, Reads(), size=1 << 30)
     assert table.count == (-1 if whole else len(SAMPLES))
     stop = -1 if length < 0 else min(start + length, len(SAMPLES))
     expected = SAMPLES[start:] if stop < 0 else SAMPLES[start:stop]
@@ -91,7 +92,7 @@ def test_long_and_foreign_names(tmp_path, make_tar, tar_format, read_all):
     for piece in (1, 1 << 20):
         (tmp_path / "a.tar").write_bytes(make_tar(members, tar_format=FORMATS[tar_format]))
         node = nodes.FromWebDataset(patterns=(f"{tmp_path}/a.tar",))
-        table = webdataset.list_source(node, size=piece)
+        table = webdataset.list_source(node, Reads(), size=piece)
         assert len(table.splits) == (3 if piece == 1 else 1)
         assert read_all(node, table) == group(members)
 
@@ -147,7 +148,7 @@ def test_what_is_no_sample_is_left_out(tmp_path, make_tar, read_bytes):
     assert read_bytes(data) == expected
     assert read_bytes(gzip.compress(data), "b.tgz") == expected
     (tmp_path / "only.tar").write_bytes(make_tar([("README", b"")]))
-    assert list_source(nodes.FromWebDataset(patterns=(f"{tmp_path}/only.tar",))).count == 0
+    assert list_source(nodes.FromWebDataset(patterns=(f"{tmp_path}/only.tar",)), Reads()).count == 0
 
 
 def test_links_have_no_data(tmp_path, read_all):
@@ -160,7 +161,7 @@ def test_links_have_no_data(tmp_path, read_all):
             archive.addfile(link)
         archive.add(tmp_path / "a.txt", "c.txt")
     node = nodes.FromWebDataset(patterns=(f"{tmp_path}/a.tar",))
-    assert [sample["__key__"] for sample in read_all(node, list_source(node))] == ["a", "c"]
+    assert [sample["__key__"] for sample in read_all(node, list_source(node, Reads()))] == ["a", "c"]
 
 
 def test_two_files_of_one_field(tmp_path, make_tar, read_bytes):
@@ -172,14 +173,14 @@ def test_braces(tmp_path, make_tar, read_all):
     for i in range(3):
         (tmp_path / f"s-{i:03d}.tar").write_bytes(make_tar([(f"{i}.txt", b"x")]))
     node = nodes.FromWebDataset(patterns=(f"{tmp_path}/s-{{000..002}}.tar",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert [sample["__key__"] for sample in read_all(node, table)] == ["0", "1", "2"]
     assert describe(node, table, 2, 0) == f"{tmp_path}/s-002.tar, record 0"
 
 
 def test_describe_counts_from_the_start_of_the_file(archive):
     node = nodes.FromWebDataset(patterns=(archive,))
-    table = webdataset.list_source(node, size=10_000)
+    table = webdataset.list_source(node, Reads(), size=10_000)
     assert describe(node, table, 1, 2) == f"{archive}, record {table.splits[0].count + 2}"
 
 
@@ -187,7 +188,7 @@ def test_remote(bucket, make_tar, read_all):
     storage.write(bucket + "a.tar", make_tar(MEMBERS))
     storage.write(bucket + "b.tar.gz", gzip.compress(make_tar(MEMBERS)))
     node = nodes.FromWebDataset(patterns=(bucket + "*",))
-    table = list_source(node)
+    table = list_source(node, Reads())
     assert (table.count, len(table.splits)) == (-1, 2)
     assert read_all(node, table) == SAMPLES * 2
     assert read_all(node, table, start=100) == SAMPLES[100:] * 2
@@ -213,7 +214,7 @@ def test_truncated(tmp_path, bucket, make_tar, cut, tar_format, read_all):
     for place in (f"{tmp_path}/a.tar", f"{tmp_path}/a.tgz", bucket + "a.tar"):
         node = nodes.FromWebDataset(patterns=(place,))
         with pytest.raises(SourceCorruptError) as caught:
-            read_all(node, list_source(node))
+            read_all(node, list_source(node, Reads()))
         message = str(caught.value)
         assert message.startswith(f"{place} is truncated: it ends within ")
         if cut > 1536:
@@ -225,7 +226,7 @@ def test_truncated_after_listing(tmp_path, make_tar, read_all):
     data = make_tar([(f"{i}.bin", b"x" * 1000) for i in range(3)])
     path.write_bytes(data)
     node = nodes.FromWebDataset(patterns=(str(path),))
-    table = webdataset.list_source(node, size=1)
+    table = webdataset.list_source(node, Reads(), size=1)
     path.write_bytes(data[: 1536 + 700])
     with pytest.raises(SourceCorruptError, match=r"ends within record 1, in '1.bin', whose header is at byte 1536$"):
         read_all(node, table)
@@ -244,7 +245,7 @@ def test_garbage(tmp_path, bucket, data, read_all):
     for place in (f"{tmp_path}/a.tar", bucket + "a.tar"):
         node = nodes.FromWebDataset(patterns=(place,))
         with pytest.raises(SourceCorruptError, match=rf"^{place} is not a tar archive: its first 512 bytes"):
-            read_all(node, list_source(node))
+            read_all(node, list_source(node, Reads()))
 
 
 def test_an_empty_file_is_no_archive(tmp_path, read_bytes):

@@ -90,5 +90,11 @@ def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, N
                 max(total.threads, each.threads),
                 total.wall_s + max(0.0, each.wall_s - then.wall_s),
                 max(total.reads_in_flight, each.reads_in_flight),
+                total.requests + max(0, each.requests - then.requests),
+                total.stored_bytes + max(0, each.stored_bytes - then.stored_bytes),
+                total.retried + max(0, each.retried - then.retried),
+                total.hedged + max(0, each.hedged - then.hedged),
+                total.store_wait_s + max(0.0, each.store_wait_s - then.store_wait_s),
+                total.under_way + each.under_way,
             )
     return sums

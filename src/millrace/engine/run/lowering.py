@@ -31,7 +31,7 @@ from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Cardinality
 from millrace.sources.source import PositionSource, SequentialSource
 
-_INTERLEAVED = 4
+INTERLEAVED = 4
 _INTERLEAVED_BLOCK = 64
 """Under a windowed shuffle a task reads so many stretches of its data at a time, so many elements from each in turn."""
 
@@ -168,7 +168,7 @@ class Lowering:
         """Interleave several stretches of the child's units, a block of elements from each in turn."""
         active: list[index_streams.Elements] = []
         while True:
-            while len(active) < _INTERLEAVED:
+            while len(active) < INTERLEAVED:
                 stretch = next(stretches, None)
                 if stretch is None:
                     break
@@ -371,11 +371,14 @@ class Outlook(Lowering):
 
     Attributes:
         feeds: by node id of a source.
+        together: ids of sources of whose feed some arrays are read by turns.
     """
 
     def __init__(self, task: RunningTask, graph: g.Graph) -> None:
         super().__init__(task, graph)
         self.feeds: dict[int, Feed] = {}
+        self.together: set[int] = set()
+        self._interleaving = False
         if not (task.task.is_sequence or task.task.is_tail or task.task.parts):
             self.root()
 
@@ -383,9 +386,18 @@ class Outlook(Lowering):
         """Follow the feed down, and yield nothing."""
         node = self.graph.nodes[number]
         if isinstance(node, g.Source):
+            if number not in self.feeds and self._interleaving:
+                self.together.add(number)
             self.feeds.setdefault(number, feed)
         elif not isinstance(node, (g.Cache, g.Autocache)):
             super().units(number, feed, repetition)
+        return iter(())
+
+    def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
+        """Follow the stretches down, and yield nothing."""
+        before, self._interleaving = self._interleaving, True
+        self.units(child, stretches, repetition)
+        self._interleaving = before
         return iter(())
 
 

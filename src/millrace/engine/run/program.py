@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.metrics import Measure, Sizer, Totals
 from millrace.engine.run.endless import EndlessRepeat
-from millrace.engine.run.lowering import Lowering, Outlook
+from millrace.engine.run.lowering import INTERLEAVED, Lowering, Outlook
+from millrace.engine.run.pooled_reads import PooledReads, reads_far
+from millrace.engine.run.reading import foretold
 from millrace.engine.run.task import Budget, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
-from millrace.graph.nodes import Cache, FromFiles, FromWebDataset, Graph, Node, always_reused
+from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending
@@ -28,13 +31,19 @@ from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
-from millrace.policies import read_concurrency
 from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
-from millrace.sources.reads import ReadScheduler
-from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
-from millrace.sources.storage import is_far, is_remote
+from millrace.sources.read_scheduler import Account
+from millrace.sources.reads import Reads
+from millrace.sources.source import (
+    ListingProgress,
+    PositionSource,
+    SequentialSource,
+    StoredSource,
+    ignore_progress,
+)
+from millrace.sources.storage import is_remote
 
 
 class Program:
@@ -50,6 +59,7 @@ class Program:
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
+        reads: reads of far sources; None: of its own. Whoever gives them closes them.
         consecutive: whether one consumer in this process takes the tasks one after the other. Then whoever runs them is
             to do the prefetch at the end, over all of them: :attr:`ending`.
 
@@ -71,6 +81,7 @@ class Program:
         pieces: Sequence[Piece] = (),
         threads: int | None = None,
         allocate: Allocate = np.empty,
+        reads: Reads | None = None,
         consecutive: bool = False,
         _pool: ThreadPool | None = None,
     ) -> None:
@@ -94,10 +105,11 @@ class Program:
         self.budget = Budget(graph, ahead=self.ending is not None and not self.ending.at_once)
         self._totals = Totals(_inputs(self._running))
         self._sources: dict[int, PositionSource | SequentialSource] = {}
-        self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
-        self._reads: dict[int, ReadScheduler] = {}
-        self._readers = ThreadPool(1, self._options.reads_in_flight or read_concurrency.MOST, name="read")
-        self._lock = threading.Lock()
+        self._far = [] if _pool else [number for number, node in graph.sources() if reads_far(node)]
+        self._parts: dict[int, Reads] = {}
+        self._pooled = PooledReads(graph, at_hand=_pool is not None)
+        self._reads = reads or self._pooled.reads
+        self._lock = threading.RLock()
 
     def run(
         self,
@@ -176,9 +188,21 @@ class Program:
             for task, epoch in coming
         ]
         for number in self._far:
-            ahead = self._ahead(number)
-            if ahead is not None:
-                ahead.expect(owner, [(key, each.feeds[number]) for key, each in seen if number in each.feeds])
+            source, reads = cast(StoredSource, self._source(number)), self._reads_of(number)
+            table, starts = self._units.tables[number], self._units.starts.get(number)
+            reads.expect(
+                owner,
+                [
+                    (
+                        key,
+                        foretold(
+                            source, table, each.feeds[number], starts, INTERLEAVED if number in each.together else 1
+                        ),
+                    )
+                    for key, each in seen
+                    if number in each.feeds
+                ],
+            )
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
@@ -186,10 +210,11 @@ class Program:
         for number, node in enumerate(self.graph.nodes):
             elements, size, *seconds = rows[self._running.id_of(node)]
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
-            ahead = self._reads.get(number)
-            flying = ahead.in_flight.level if ahead is not None else 0
+            done = self._parts[number].account if number in self._far and number in self._parts else None
+            flying = self._reads.in_flight.level if done is not None else 0
             threads = flying or self._operator_threads[number].level
-            found.append(NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
+            measure = NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying)
+            found.append(measure if done is None else _with_requests(measure, done))
         return found
 
     @property
@@ -232,35 +257,23 @@ class Program:
 
     def close(self) -> None:
         """End the threads. Runs must have been closed before."""
-        for ahead in self._reads.values():
-            ahead.close()
-        self._readers.close()
+        self._pooled.close()
         self._pool.close()
 
     def _source(self, number: int) -> PositionSource | SequentialSource:
         with self._lock:
             found = self._sources.get(number)
             if found is None:
-                found = open_source(self.graph.nodes[number], self._units.tables[number])
+                found = open_source(self.graph.nodes[number], self._units.tables[number], self._reads_of(number))
                 self._sources[number] = found
             return found
 
-    def _ahead(self, number: int) -> ReadScheduler | None:
-        """Scheduler of the reads of a source, if it is remote."""
-        if number not in self._far:
-            return None
-        source = cast(PositionSource, self._source(number))
+    def _reads_of(self, number: int) -> Reads:
+        """Return the reads of a source, which may hold as many bytes as an operator."""
         with self._lock:
-            if number not in self._reads:
-                sizes = self._units.tables[number].sizes
-                self._reads[number] = ReadScheduler(
-                    lambda position: source.fetch(range(position, position + 1))[0],
-                    sizes,
-                    self._readers.start,
-                    budget=self.budget.each,
-                    chosen=self._options.reads_in_flight,
-                )
-            return self._reads[number]
+            if number not in self._parts:
+                self._parts[number] = self._reads.part(self.budget.each)
+            return self._parts[number]
 
     def _task(
         self,
@@ -281,11 +294,23 @@ class Program:
             sizers=self._sizers,
             operator_threads=operator_threads,
             sources=self._source,
-            reads=self._ahead,
+            reads=lambda number: self._reads_of(number) if number in self._far else None,
             nested=nested,
             allocate=self._allocate,
             **options,
         )
+
+
+def _with_requests(measure: NodeMeasure, done: Account) -> NodeMeasure:
+    return msgspec.structs.replace(
+        measure,
+        requests=done.requests,
+        stored_bytes=done.bytes,
+        retried=done.retried,
+        hedged=done.hedged,
+        store_wait_s=done.waited_s,
+        under_way=done.under_way,
+    )
 
 
 def nested(graph: Graph, seed: int) -> Run:
@@ -315,25 +340,23 @@ def _reads_at_hand(node: Node) -> bool:
     return False
 
 
-def _reads_far(node: Node) -> bool:
-    """Whether a read of the node is a request to another machine, so that many at once pay."""
-    match node:
-        case FromFiles() | FromWebDataset(random_access=True):
-            return any(map(is_far, node.patterns))
-    return False
-
-
-def list_sources(graph: Graph, seen: ListingProgress = ignore_progress) -> dict[int, SplitTable]:
+def list_sources(
+    graph: Graph, seen: ListingProgress = ignore_progress, reads: Reads | None = None
+) -> dict[int, SplitTable]:
     """List every source of ``graph``: split tables by node id. This is the planning task.
 
     Args:
         graph: of which only sources are looked at.
         seen: called with the number of files looked at since the last call, on any thread.
+        reads: what is read with; None: with threads that end with the listing.
 
     Raises:
         SourceError: data that is missing or damaged.
     """
-    return {number: list_source(node, seen) for number, node in graph.sources()}
+    if reads is None:
+        with contextlib.closing(PooledReads(graph)) as pooled:
+            return list_sources(graph, seen, pooled.reads)
+    return {number: list_source(node, reads, seen) for number, node in graph.sources()}
 
 
 class Run:

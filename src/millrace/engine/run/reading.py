@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,12 +17,15 @@ from millrace.engine.run.index_streams import Array, Feed
 from millrace.errors import ElementError, ElementTooLargeError, SourceCorruptError
 from millrace.planning.orders import runs
 from millrace.planning.split_table import Split, SplitTable
-from millrace.sources.source import PositionSource, SequentialSource
+from millrace.sources.read_scheduler import Feed as Entries
+from millrace.sources.source import PositionSource, SequentialSource, StoredSource
+from millrace.sources.store_requests import Entry
 
 if TYPE_CHECKING:
     from millrace.engine.run.task import NodeContext
 
 _CHUNK_BYTES = 4 << 20
+_OVER: Any = object()
 
 
 def read_positions(
@@ -45,15 +50,15 @@ def read_positions(
     def read(chunk: Chunk) -> Chunk:
         return context.fetch(source.fetch, Chunk([], chunk.origin, chunk.positions))
 
-    reads = context.reads
-    if reads is None:
+    if context.reads is None:
         yield from context.in_order(read, wanted(feed), context.AUTOTUNE)
         return
     announced, asked = index_streams.tee(feed, 2)
-    with context.streaming(reads, announced) as fetch:
+    with context.announcing(foretold(cast(StoredSource, source), table, announced)) as go_on:
         for chunk in wanted(asked):
+            go_on()
             positions = np.asarray(chunk.positions, np.int64)
-            elements, error = fetch(positions)
+            elements, error = context.fetch_each(source.fetch, positions)
             yield Chunk(elements, chunk.origin, index_streams.compact(positions[: len(elements)]), error)
 
 
@@ -87,8 +92,10 @@ def read_splits(
         context: of the source's node.
     """
     reading = _Reading(source, table, origin, context)
-    try:
-        for units in feed:
+    announced, asked = _announced(source, table, feed, starts, context)
+    with announced as go_on, contextlib.closing(reading):
+        for units in asked:
+            go_on()
             splits = np.searchsorted(starts, units, side="right") - 1
             for first, last in runs(splits):
                 split = int(splits[first])
@@ -96,25 +103,89 @@ def read_splits(
                 place = origin._replace(split=split)
                 for begin, end in pairwise([0, *(np.flatnonzero(np.diff(offsets) <= 0) + 1).tolist(), len(offsets)]):
                     yield from _chosen(reading, offsets[begin:end], place)
-    finally:
-        reading.close()
 
 
 def read_whole_splits(
     source: SequentialSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
     """Read elements of a sequential source whose units are whole splits."""
-    for units in feed:
-        for split in units.tolist():
-            position = 0
-            place = origin._replace(split=split)
-            lists = _Lists(source, table.splits[split], 0, place, context, context.chunk_size)
-            try:
-                while (elements := lists.next(position)) is not None:
-                    yield Chunk(elements, place, range(position, position + len(elements)))
-                    position += len(elements)
-            finally:
-                lists.close()
+    announced, asked = _announced(source, table, feed, None, context)
+    with announced as go_on:
+        for units in asked:
+            for split in units.tolist():
+                go_on()
+                position = 0
+                place = origin._replace(split=split)
+                with contextlib.closing(
+                    _Lists(source, table.splits[split], 0, place, context, context.chunk_size)
+                ) as lists:
+                    while (elements := lists.next(position)) is not None:
+                        yield Chunk(elements, place, range(position, position + len(elements)))
+                        position += len(elements)
+
+
+# -- foretelling -------------------------------------------------------------------------------------------------------
+
+
+def _announced(
+    source: SequentialSource, table: SplitTable, feed: Feed, starts: Array | None, context: NodeContext
+) -> tuple[contextlib.AbstractContextManager[Callable[[], None]], Feed]:
+    """Announce what reading the units of ``feed`` asks of a store; return the announcement, and the feed."""
+    if context.reads is None:
+        return contextlib.nullcontext(lambda: None), feed
+    ahead, asked = index_streams.tee(feed, 2)
+    return context.announcing(foretold(cast(StoredSource, source), table, ahead, starts)), asked
+
+
+def foretold(
+    source: StoredSource, table: SplitTable, feed: Feed, starts: Array | None = None, together: int = 1
+) -> Entries:
+    """Foretell the entries that reading the units of ``feed`` asks a source for, in order.
+
+    Args:
+        source: the reader.
+        table: of the source.
+        feed: positions in the source, or numbers of whole splits where those are its units.
+        starts: position of each split's first element, where units are elements; None: they are files, or whole splits.
+        together: arrays of the feed that are read by turns.
+    """
+    if together > 1:
+        yield from _by_turns((foretold(source, table, iter([units]), starts) for units in feed), together)
+    elif starts is None:
+        for units in feed:
+            for unit in units.tolist():
+                yield from source.entries(unit)
+    else:
+        current, at, told = -1, 0, set[Entry]()
+        for units in feed:
+            splits = np.searchsorted(starts, units, side="right") - 1
+            for first, last in runs(splits):
+                split, offsets = int(splits[first]), units[first:last] - starts[splits[first]]
+                if split != current or int(offsets[0]) < at:
+                    current, told = split, set()
+                at = int(offsets.max()) + 1
+                for entry in source.entries(split, int(offsets.min()), at):
+                    if entry not in told:
+                        yield entry
+                    if entry is not None:
+                        told.add(entry)
+
+
+def _by_turns(feeds: Iterator[Entries], count: int) -> Entries:
+    """Yield an entry of each of ``count`` feeds in turn; the next one steps in for one that has ended."""
+    active = deque(islice(feeds, count))
+    while active:
+        entry = next(active[0], _OVER)
+        if entry is _OVER:
+            active.popleft()
+            active.extend(islice(feeds, 1))
+            continue
+        yield cast("Entry | None", entry)
+        if entry is not None:
+            active.rotate(-1)
+
+
+# -- reading in sequence -----------------------------------------------------------------------------------------------
 
 
 def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk]:

@@ -32,7 +32,8 @@ from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
 from millrace.planning.random_keys import derive
 from millrace.planning.units import UnitMap
-from millrace.sources.reads import ReadScheduler, ReadStream
+from millrace.sources.read_scheduler import Feed as Entries
+from millrace.sources.reads import Reads
 from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class RunningTask:
         sizers: Sequence[Sizer],
         operator_threads: Sequence[OperatorThreads],
         sources: Callable[[int], PositionSource | SequentialSource],
-        reads: Callable[[int], ReadScheduler | None],
+        reads: Callable[[int], Reads | None],
         nested: Callable[[Graph, int], Run],
         allocate: Allocate,
         leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
@@ -338,22 +339,52 @@ class NodeContext(Context):
         return self._task.buffer_bytes
 
     @property
-    def reads(self) -> ReadScheduler | None:
-        """Scheduler that reads this source ahead; None where that is not worth it, or reads are watched."""
+    def reads(self) -> Reads | None:
+        """Reads of this source, if it is far away; None where reading ahead is not worth it, or reads are watched."""
         return None if self._task.watch is not None else self._task.reads(self._number)
 
     @contextmanager
-    def streaming(
-        self, reads: ReadScheduler, feed: Iterator[Array]
-    ) -> Iterator[Callable[[Array], tuple[list[Any], Exception | None]]]:
-        """Open a stream of the positions of ``feed``; the body fetches them in order by the function given to it."""
-        task, measure = self._task, self._task.measures[self._number]
-        with reads.stream(task.owner, (task.epoch, task.task.index), feed) as stream:
-            task.stops[stream.close] = None
+    def announcing(self, entries: Entries) -> Iterator[Callable[[], None]]:
+        """Announce what this source will ask of a store; the body calls the function given to it as it goes on."""
+        task = self._task
+        assert self.reads is not None
+        with self.reads.announce(task.owner, (task.epoch, task.task.index), entries) as announced:
+            task.stops[announced.close] = None
             try:
-                yield partial(_fetched, stream, measure)
+                yield announced.go_on
             finally:
-                task.stops.pop(stream.close, None)
+                task.stops.pop(announced.close, None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Account for the time of what is read in the body."""
+        reads, measure = self.reads, self._task.measures[self._number]
+        if reads is None:
+            yield
+            return
+        meter = reads.meter
+        waited_s, reading_s, cpu_s = meter.waited_s, meter.reading_s, meter.cpu_s
+        try:
+            yield
+        finally:
+            measure.idle_s += meter.waited_s - waited_s
+            measure.threads_s += meter.reading_s - reading_s
+            measure.threads_cpu_s += meter.cpu_s - cpu_s
+
+    def fetch_each(self, fetch: Callable[[Array], list[Any]], positions: Array) -> tuple[list[Any], Exception | None]:
+        """Fetch the elements at positions that were announced, in their order.
+
+        Returns:
+            The elements up to the first that could not be read, and its error; None: all were.
+        """
+        elements: list[Any] = []
+        with self._reading():
+            try:
+                for index in range(len(positions)):
+                    elements += fetch(positions[index : index + 1])
+            except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
+                return elements, error
+        return elements, None
 
     def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         """Fetch the elements at the chunk's positions; errors of a map-style data set's own code name the position."""
@@ -376,7 +407,8 @@ class NodeContext(Context):
 
     def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
         """Read the next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
-        return self._task.watched(self._number, origin, position, lambda: next(lists, None))
+        with self._reading():
+            return self._task.watched(self._number, origin, position, lambda: next(lists, None))
 
     def _fetch_watched(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         if isinstance(self._node, FromMapStyle):
@@ -409,17 +441,6 @@ class NodeContext(Context):
                 kept.append(index)
                 elements += found if isinstance(found, list) else [found]
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
-
-
-def _fetched(stream: ReadStream, measure: Measure, positions: Array) -> tuple[list[Any], Exception | None]:
-    """Fetch the elements at ``positions`` from the stream, and account for the time."""
-    waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
-    try:
-        return stream.fetch(positions)
-    finally:
-        measure.idle_s += stream.waited_s - waited_s
-        measure.threads_s += stream.reading_s - reading_s
-        measure.threads_cpu_s += stream.cpu_s - cpu_s
 
 
 def available_cores() -> int:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import SourceNotFoundError
-from millrace.sources import storage
+from millrace.sources.reads import Reads
+from millrace.sources.store_requests import Entry
 from millrace.sources.stores import StoreAccessDeniedError
 
 INDEX = "index.parquet"
@@ -131,14 +132,14 @@ def merged(parts: Iterable[PackIndex]) -> PackIndex:
     )
 
 
-def read_index(location: str) -> PackIndex | None:
+def read_index(location: str, reads: Reads) -> PackIndex | None:
     """Read an index; None if there is none, or something else is called so; what can't be read is warned of.
 
     Raises:
         SourceError: the store can't be reached.
     """
     try:
-        return decode_index(storage.read(location))
+        return decode_index(*reads.fetch([Entry(location)]))
     except (SourceNotFoundError, StoreAccessDeniedError):  # a store may deny access to what isn't there
         return None
     except (ValueError, KeyError, TypeError) as error:

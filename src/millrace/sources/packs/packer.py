@@ -21,7 +21,9 @@ from millrace.sources import storage
 from millrace.sources.listing import expand_many
 from millrace.sources.packs.pack_index import INDEX, PackedShard, PackIndex, encode_index, merged, read_index
 from millrace.sources.packs.pack_plan import SHARD_BYTES, PackedFile, PackPlan, make_plan, shard_name
+from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.store_requests import Entry
 
 _MARK = "pack.json"
 """File that says which plan a pack that is being made follows."""
@@ -85,8 +87,12 @@ def pack(
         SourceError: a file can't be read or has changed since it was listed, or the folder can't be written.
     """
     plan = make_plan(table_of(expand_many(list(patterns), seen)), shard_bytes, seed)
+    with Reads() as reads:
+        return _pack(plan, _Folder(folder, reads), overwrite=overwrite, packed=packed)
+
+
+def _pack(plan: PackPlan, place: _Folder, *, overwrite: bool, packed: PackProgress) -> PackReport:
     count = len(plan.shards) - 1
-    place = _Folder(folder)
     there, known = place.files(), place.index()
     if known is None or known.plan != plan.digest:
         _take(place, plan, known, there, overwrite=overwrite)
@@ -139,7 +145,7 @@ def _make_shard(place: _Folder, plan: PackPlan, number: int) -> PackIndex:
     extents: list[tuple[int, int, int]] = []
     with place.draft(shard_name(number)) as file:
         at = 0
-        for key, members in _contents(plan.samples(number)):
+        for key, members in _contents(plan.samples(number), place.reads):
             image = _tar(members)
             file.write(image)
             keys.append(key)
@@ -156,7 +162,7 @@ def _make_shard(place: _Folder, plan: PackPlan, number: int) -> PackIndex:
 
 
 def _contents(
-    samples: Iterator[tuple[str, list[PackedFile]]],
+    samples: Iterator[tuple[str, list[PackedFile]]], reads: Reads
 ) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """Read samples, some at once and not more bytes than fit: key, and name and contents of each file."""
     some: list[tuple[str, list[PackedFile]]] = []
@@ -166,13 +172,14 @@ def _contents(
         count += len(files)
         size += sum(file.size for file in files)
         if count >= _AT_ONCE or size >= _AT_ONCE_BYTES:
-            yield from _read(some)
+            yield from _read(some, reads)
             some, count, size = [], 0, 0
-    yield from _read(some)
+    yield from _read(some, reads)
 
 
-def _read(some: list[tuple[str, list[PackedFile]]]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    contents = iter(storage.read_many([file.location for _, files in some for file in files]))
+def _read(some: list[tuple[str, list[PackedFile]]], reads: Reads) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    entries = [Entry(file.location, 0, file.size, "", file.size) for _, files in some for file in files]
+    contents = iter(reads.fetch(entries))
     for key, files in some:
         members = [(file.name, next(contents)) for file in files]
         for file, (_, data) in zip(files, members, strict=True):
@@ -209,7 +216,11 @@ def verify(folder: str, verified: PackProgress = lambda _done, _all: None) -> Ve
     Raises:
         SourceNotFoundError: there is no index in the folder.
     """
-    place = _Folder(folder)
+    with Reads() as reads:
+        return _verified(_Folder(folder, reads), verified)
+
+
+def _verified(place: _Folder, verified: PackProgress) -> VerifyReport:
     index = place.index()
     if index is None:
         raise SourceNotFoundError(
@@ -219,7 +230,7 @@ def verify(folder: str, verified: PackProgress = lambda _done, _all: None) -> Ve
     wrong: list[str] = []
     for first in range(0, count, _VERIFIED_AT_ONCE):
         some = list(range(first, min(first + _VERIFIED_AT_ONCE, count)))
-        at_once = len(some) if storage.is_remote(folder) else 1
+        at_once = len(some) if storage.is_remote(place.folder) else 1
         for said in storage.concurrently(lambda number: _verify(place, index, number), some, at_once):
             wrong += said
         verified(some[-1] + 1, count)
@@ -237,7 +248,7 @@ def _verify(place: _Folder, index: PackIndex, number: int) -> list[str]:
         return [f"{location} has {found} bytes, and the index says {shard.bytes}"]
     wrong = []
     extents = zip(index.offset[rows].tolist(), index.bytes[rows].tolist(), index.crc32[rows].tolist(), strict=True)
-    with storage.open_range(location) as stream:
+    with place.reads.open(Entry(location, 0, shard.bytes, "", shard.bytes)) as stream:
         for key, (offset, size, crc32) in zip(index.keys[rows], extents, strict=True):
             stream.seek(offset)
             if zlib.crc32(stream.read(size)) != crc32:
@@ -249,9 +260,15 @@ def _verify(place: _Folder, index: PackIndex, number: int) -> list[str]:
 
 
 class _Folder:
-    """Folder of a pack, on a disk or in a store."""
+    """Folder of a pack, on a disk or in a store.
 
-    def __init__(self, folder: str) -> None:
+    Attributes:
+        folder: its path or URL.
+        reads: what it is read with.
+    """
+
+    def __init__(self, folder: str, reads: Reads) -> None:
+        self.reads = reads
         self.folder = folder.rstrip("/") or "/"
         self._remote = storage.is_remote(folder)
 
@@ -260,11 +277,11 @@ class _Folder:
         return f"{self.folder}/{name}"
 
     def index(self) -> PackIndex | None:
-        return read_index(self.at(INDEX))
+        return read_index(self.at(INDEX), self.reads)
 
     def part(self, number: int, there: Mapping[str, int]) -> PackIndex | None:
         name = _part_name(number)
-        return read_index(self.at(name)) if name in there else None
+        return read_index(self.at(name), self.reads) if name in there else None
 
     def mark(self, there: Mapping[str, int]) -> str:
         """Digest of the plan of the pack that is being made here; empty if there is none."""

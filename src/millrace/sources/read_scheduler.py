@@ -1,0 +1,494 @@
+"""Read scheduler: which ranges of remote files are read next, how many at once, and what is held of them.
+
+What is asked for is read before all else. While there is room for more, what streams and running tasks will ask for
+next is read ahead of them, and behind that what the tasks need that were announced to come. Ahead or not, a range is
+read by the same request, and who asks for one that was never announced has it read at once: so announcements decide
+when bytes are read, never which.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from millrace.policies import read_concurrency, read_hedging
+from millrace.policies.read_concurrency import InFlight, Round
+from millrace.sources.store_requests import Entry
+
+Key = tuple[Hashable, ...]
+Feed = Iterator[Entry | None]
+"""Entries in the order in which they will be asked for; None: what follows depends on a read that has not come yet."""
+
+Request = Callable[[Entry, Callable[[], bool], Callable[[bool], None]], bytes]
+"""Reads an entry, as :meth:`millrace.sources.store_requests.StoreRequests.read` does."""
+
+STREAM, TASK, COMING = range(3)
+"""Ranks of queues: an open stream's, a running task's, an announced task's."""
+_ASKING, _NOBODY = -1, 3
+
+_LOOK_S = 1.0
+clock = time.perf_counter
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """Reads of one source: what it may hold, and what was done for it.
+
+    Attributes:
+        budget: bytes that one running task may have under way and waiting, and all announced ones behind it together.
+        held: bytes under way and waiting.
+        tasks: running tasks, by owner and name, with the number of their queues.
+        under_way: number of requests that are under way.
+        requests: number of requests made so far.
+        bytes: bytes that came.
+        retried: requests that were made again, as they had failed.
+        hedged: requests that were made a second time, as they took long.
+        waited_s: seconds in which somebody waited for bytes.
+    """
+
+    budget: int
+    held: int = 0
+    tasks: Counter[Key] = field(default_factory=Counter)
+    under_way: int = 0
+    requests: int = 0
+    bytes: int = 0
+    retried: int = 0
+    hedged: int = 0
+    waited_s: float = 0.0
+
+
+class Read:
+    """Read of one entry: to be begun, under way, or come."""
+
+    __slots__ = (
+        "account",
+        "began",
+        "cpu_s",
+        "dropped",
+        "entry",
+        "hedged",
+        "queue",
+        "result",
+        "retried",
+        "round",
+        "seconds",
+    )
+
+    def __init__(self, account: Account, entry: Entry, number: int, queue: Queue | None = None) -> None:
+        self.account, self.entry, self.round, self.queue = account, entry, number, queue
+        self.began = self.seconds = self.cpu_s = 0.0
+        self.dropped = self.hedged = self.retried = False
+        self.result: Future[bytes] = Future()
+
+
+class Queue:
+    """Reads of a stream or a task: entries to come, and reads begun ahead of those that were asked for.
+
+    Args:
+        account: of the source.
+        rank: :data:`STREAM`, :data:`TASK` or :data:`COMING`.
+        feed: the entries.
+        most: entries to come that are worth knowing.
+        key: of a task: its owner and name.
+
+    Attributes:
+        live: what it is of runs.
+    """
+
+    def __init__(self, account: Account, rank: int, feed: Feed, most: int, key: Key = ()) -> None:
+        self.account, self.rank, self.key, self.live = account, rank, key, rank != COMING
+        self._feed: Feed | None = feed
+        self._most, self._bytes = most, 0
+        self.coming: deque[Entry] = deque()
+        self.begun: dict[Read, None] = {}
+        self.held = 0
+        self.passed: Counter[Entry] = Counter()
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether less is known of what comes than is worth knowing."""
+        return self._feed is not None and 2 * len(self.coming) <= self._most and self._bytes <= self.account.budget
+
+    def top_up(self) -> None:
+        """Take entries from the feed, as many as are worth knowing."""
+        feed, self._feed = self._feed, None  # which may come back here through the garbage collector
+        while feed is not None and len(self.coming) < self._most and self._bytes <= 2 * self.account.budget:
+            entry = next(feed, self)
+            if entry is self:
+                return
+            if entry is None:
+                break
+            assert isinstance(entry, Entry)
+            self.coming.append(entry)
+            self._bytes += entry.bytes
+        self._feed = feed
+
+    def next(self) -> Entry:
+        """Take the entry that comes next."""
+        entry = self.coming.popleft()
+        self._bytes -= entry.bytes
+        return entry
+
+    def pass_over(self, entry: Entry) -> None:
+        """Leave out an entry once, as somebody else has begun to read it."""
+        if self.coming and self.coming[0] == entry:
+            self.next()
+        elif self.rank != STREAM:
+            self.passed[entry] += 1
+
+    def end(self) -> None:
+        """Forget what is to come."""
+        self._feed = None
+        self.coming.clear()
+
+
+class ReadScheduler:
+    """Scheduler of all reads of a pipeline in one process. Thread-safe.
+
+    Args:
+        start: runs a function without arguments on a thread.
+        request: reads an entry; called on several threads at once.
+        chosen: reads at once; None: as many as pay.
+    """
+
+    def __init__(
+        self, start: Callable[[Callable[[], None]], None], request: Request, chosen: int | None = None
+    ) -> None:
+        self._start, self._request = start, request
+        # Reentrant: the garbage collector may close an abandoned task in the middle of anything.
+        self._lock = threading.RLock()
+        self._state = read_concurrency.begin(chosen)
+        self._due: deque[Read] = deque()
+        self._running: list[Queue] = []
+        self._expected: dict[Key, Queue] = {}
+        self._ahead: dict[Entry, list[Read]] = {}
+        self._durations: dict[int, deque[float]] = {}
+        self._under_way = self._peak = self._count = self._round = self._requests = self._hedged = 0
+        self._read_s = self._waited_s = 0.0
+        self._since = clock()
+
+    @property
+    def in_flight(self) -> InFlight:
+        """Limit on reads under way at once, and the reason."""
+        return self._state
+
+    # -- announcing ----------------------------------------------------------------------------------------------------
+
+    def expect(self, account: Account, owner: Hashable, tasks: Iterable[tuple[Key, Feed]]) -> None:
+        """Announce the tasks that come next, in order, in place of those that ``owner`` announced before."""
+        coming = {(account, owner, *key): feed for key, feed in tasks}
+        with self._lock:
+            others = {key: queue for key, queue in self._expected.items() if key[:2] != (account, owner)}
+            ours = {key: self._expected.get(key) or self._queue(account, COMING, feed) for key, feed in coming.items()}
+            gone = [queue for key, queue in self._expected.items() if key not in others and key not in ours]
+            self._expected = {**others, **ours}
+            for queue in gone:
+                self._drop_all(queue)
+            self._begin_more()
+
+    def begin_task(self, account: Account, owner: Hashable, key: Key, feed: Feed) -> Queue:
+        """Begin a task that will ask for these entries; leave what is returned."""
+        with self._lock:
+            if (announced := self._expected.get((account, owner, *key))) is not None:
+                announced.live = True
+            queue = self._queue(account, TASK, feed, (owner, *key))
+            account.tasks[queue.key] += 1
+            self._running.append(queue)
+            self._begin_more()
+        return queue
+
+    def begin_stream(self, account: Account, feed: Feed) -> Queue:
+        """Begin a stream that will ask for these entries; leave what is returned."""
+        with self._lock:
+            queue = self._queue(account, STREAM, feed)
+            self._running.append(queue)
+            self._begin_more()
+        return queue
+
+    def _queue(self, account: Account, rank: int, feed: Feed, key: Key = ()) -> Queue:
+        queue = Queue(account, rank, feed, 2 * self._state.most, key)
+        queue.top_up()
+        return queue
+
+    def top_up(self, queue: Queue) -> None:
+        """Take more entries from the feed of a running queue, on the thread that the feed belongs to."""
+        if queue.wants_more:
+            with self._lock:
+                queue.top_up()
+                self._begin_more()
+
+    def leave(self, queue: Queue) -> None:
+        """Abandon ``queue``: nobody asks for the rest of it. Idempotent."""
+        with self._lock:
+            if queue in self._running:
+                self._running.remove(queue)
+                if queue.rank == TASK:
+                    queue.account.tasks -= Counter([queue.key])
+            self._drop_all(queue)
+            self._begin_more()
+
+    def _drop_all(self, queue: Queue) -> None:
+        queue.end()
+        for read in list(queue.begun):
+            self.drop(read)
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def _begin_more(self) -> None:
+        while self._under_way < self._state.level:
+            if self._due:
+                if not self._launch(read := self._due.popleft()):
+                    self._due.appendleft(read)
+                    return
+                continue
+            queue = self._next()
+            if queue is None or not self._begin(queue):
+                return
+
+    def _next(self) -> Queue | None:
+        """Choose the queue to begin a read of: one of what runs that holds least, else announced ones in order."""
+        wanting = [queue for queue in self._running if queue.coming and self._has_room(queue)]
+        if wanting:
+            return min(wanting, key=lambda queue: (queue.rank, queue.held))
+        full = set[Account]()
+        for queue in self._expected.values():
+            if not queue.coming:
+                queue.top_up()
+            if queue.coming and queue.account not in full:
+                if self._has_room(queue):
+                    return queue
+                full.add(queue.account)
+        return None
+
+    def _has_room(self, queue: Queue) -> bool:
+        account, size = queue.account, queue.coming[0].bytes
+        tasks = max(1, len(account.tasks)) if queue.rank < COMING else 1
+        return queue.held + size <= account.budget and account.held + size <= tasks * account.budget
+
+    def _begin(self, queue: Queue) -> bool:
+        """Begin the read that comes next in ``queue``; False if the system has no thread for it."""
+        entry = queue.next()
+        if queue.passed[entry]:
+            queue.passed[entry] -= 1
+            return True
+        for read in self._ahead.get(entry, ()):
+            if read.queue is not None and read.queue.live and read.queue.rank > queue.rank:
+                self._hand_over(read, queue)
+                return True
+        read = Read(queue.account, entry, self._round, queue)
+        if not self._launch(read):
+            queue.coming.appendleft(entry)
+            return False
+        queue.begun[read] = None
+        queue.held += entry.bytes
+        self._ahead.setdefault(entry, []).append(read)
+        self._pass_over(queue.account, entry, queue.rank, None)
+        return True
+
+    def _hand_over(self, read: Read, queue: Queue) -> None:
+        """Hand a read that was begun for one queue to another one, whose turn is earlier."""
+        assert read.queue is not None
+        read.queue.begun.pop(read, None)
+        read.queue.held -= read.entry.bytes
+        self._pass_over(queue.account, read.entry, queue.rank, read.queue)
+        queue.begun[read] = None
+        queue.held += read.entry.bytes
+        read.queue = queue
+
+    def _pass_over(self, account: Account, entry: Entry, rank: int, before: Queue | None) -> None:
+        """Have the queues leave out an entry whose read has gone to one of ``rank``, or to who asked for it.
+
+        Args:
+            account: of the source.
+            entry: the entry.
+            rank: of the queue that has the read from now on.
+            before: queue that had it, from which on those that run have left it out; None: none.
+        """
+        until = before.rank if before is not None and before.live else _NOBODY
+        for queue in (*self._running, *self._expected.values()):
+            if queue.account is account and queue.live and rank < queue.rank < until:
+                queue.pass_over(entry)
+
+    def _launch(self, read: Read, *, second: bool = False) -> bool:
+        account = read.account
+        if not second:
+            read.began, read.round = clock(), self._round
+        self._count_request(account, 1)
+        account.held += read.entry.bytes
+        self._peak = max(self._peak, self._under_way)
+        try:
+            self._start(lambda: self._run(read, second=second))
+        except (RuntimeError, MemoryError):
+            self._count_request(account, -1)
+            account.held -= read.entry.bytes
+            return False
+        return True
+
+    def _count_request(self, account: Account, change: int) -> None:
+        self._under_way += change
+        account.under_way += change
+        account.requests += change
+        self._requests += change
+
+    def _run(self, read: Read, *, second: bool = False) -> None:
+        """Read, on a thread; raise nothing."""
+        began, cpu = clock(), time.thread_time()
+        data, failure = b"", None
+        try:
+            data = self._request(read.entry, read.result.done, lambda slow_down: self._again(read, slow_down=slow_down))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for it
+            failure = error
+        ended = clock()
+        with self._lock:
+            self._under_way -= 1
+            read.account.under_way -= 1
+            read.account.bytes += len(data)
+            if second or read.dropped:
+                read.account.held -= read.entry.bytes
+            if not read.result.done():
+                read.seconds, read.cpu_s = ended - began, time.thread_time() - cpu
+                if failure is None:
+                    self._learn(read, ended)
+                    read.result.set_result(data)
+                else:
+                    read.result.set_exception(failure)
+        with self._lock:
+            self._begin_more()
+
+    def _again(self, read: Read, *, slow_down: bool) -> None:
+        """Account for a request that is made again."""
+        with self._lock:
+            if slow_down and read.round == self._round:  # those that were under way together count once
+                self._state = read_concurrency.slow_down(self._state)
+                self._begin_round(clock())
+            read.retried, read.round = True, self._round
+            read.account.retried += 1
+            read.account.requests += 1
+            self._requests += 1
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def _learn(self, read: Read, now: float) -> None:
+        if read.retried or read.hedged:
+            return
+        self._durations_of(read).append(now - read.began)
+        if read.round != self._round:
+            return
+        self._count += 1
+        self._read_s += now - read.began
+        if 2 * self._count >= self._state.level:
+            seen = Round(self._read_s / self._count, self._peak, now - self._since, self._waited_s)
+            self._state = read_concurrency.step(self._state, seen)
+            self._begin_round(now)
+
+    def _begin_round(self, now: float) -> None:
+        self._round, self._since = self._round + 1, now
+        self._count, self._peak = 0, self._under_way
+        self._read_s = self._waited_s = 0.0
+
+    def _durations_of(self, read: Read) -> deque[float]:
+        """Latest durations of reads that have between a half and twice its bytes, about."""
+        return self._durations.setdefault(read.entry.bytes.bit_length() // 2, deque(maxlen=read_hedging.KEPT))
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def claim(self, account: Account, entry: Entry) -> Read:
+        """Take the read of ``entry``, which is begun by now if it was not before; then wait for it, or drop it."""
+        with self._lock:
+            if ahead := self._ahead.get(entry):
+                read = min(
+                    ahead, key=lambda each: (each.account is not account, each.queue is None or not each.queue.live)
+                )
+                self._detach(read)
+                return read
+            self._pass_over(account, entry, _ASKING, None)
+            read = Read(account, entry, self._round)
+            self._due.append(read)
+            self._begin_more()
+            return read
+
+    def pass_over(self, account: Account, entry: Entry) -> None:
+        """Have ``entry`` not read, or dropped, as its stream needs nothing of it."""
+        with self._lock:
+            if ahead := self._ahead.get(entry):
+                self.drop(min(ahead, key=lambda each: each.queue is None or not each.queue.live))
+            else:
+                self._pass_over(account, entry, _ASKING, None)
+
+    def _detach(self, read: Read) -> None:
+        """Take a read out of its queue, so that nobody else asks for it."""
+        queue, read.queue = read.queue, None
+        if queue is None:
+            return
+        queue.begun.pop(read, None)
+        queue.held -= read.entry.bytes
+        self._pass_over(read.account, read.entry, _ASKING, queue)
+        self._ahead[read.entry].remove(read)
+        if not self._ahead[read.entry]:
+            del self._ahead[read.entry]
+
+    def drop(self, read: Read) -> None:
+        """Let go of a read, which nobody will wait for."""
+        with self._lock:
+            self._detach(read)
+            if read.result.done():
+                read.account.held -= read.entry.bytes
+            elif read in self._due:
+                self._due.remove(read)
+            else:
+                read.dropped = True
+
+    def wait(self, read: Read) -> bytes:
+        """Wait for the bytes of a claimed read, and let go of it; make a slow request a second time."""
+        began = clock()
+        try:
+            while not read.result.done():
+                after_s = self._hedge_after_s(read)
+                try:
+                    read.result.exception(_LOOK_S if after_s is None else max(0.0, min(after_s, _LOOK_S)))
+                except TimeoutError:
+                    self._look_after(read, hedge=after_s is not None and after_s <= _LOOK_S)
+            return read.result.result()
+        finally:
+            with self._lock:
+                waited_s = clock() - began
+                self._waited_s += waited_s
+                read.account.waited_s += waited_s
+                self.drop(read)
+                self._begin_more()
+
+    def _hedge_after_s(self, read: Read) -> float | None:
+        """Choose the seconds to wait before the request is made a second time; None: it is not, for now."""
+        with self._lock:
+            if not read.began or read.hedged or read.retried:
+                return None
+            after_s = read_hedging.hedge_after_s(self._durations_of(read), self._requests, self._hedged)
+            return None if after_s is None else read.began + after_s - clock()
+
+    def _look_after(self, read: Read, *, hedge: bool) -> None:
+        """Have a read go on that takes long: by a second request, or on this thread if no other could be begun."""
+        with self._lock:
+            if hedge and not read.result.done():
+                read.hedged = True
+                if self._launch(read, second=True):
+                    read.account.hedged += 1
+                    self._hedged += 1
+                return
+            if read not in self._due or self._under_way:
+                return
+            self._due.remove(read)
+            read.began = clock()
+            self._count_request(read.account, 1)
+            read.account.held += read.entry.bytes
+        self._run(read)
+
+    def close(self) -> None:
+        """Begin no more reads, and forget what was announced."""
+        with self._lock:
+            for queue in (*self._expected.values(), *self._running):
+                queue.end()
+            self._expected.clear()
