@@ -35,7 +35,7 @@ clock = time.perf_counter
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class ReadAccount:
     """Reads of one source: what it may hold, and what was done for it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Account:
     waited_s: float = 0.0
 
 
-class Read:
+class ScheduledRead:
     """Read of one entry: to be begun, under way, or come."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Read:
         "seconds",
     )
 
-    def __init__(self, account: Account, entry: Entry, number: int, queue: Queue | None = None) -> None:
+    def __init__(self, account: ReadAccount, entry: Entry, number: int, queue: Queue | None = None) -> None:
         self.account, self.entry, self.round, self.queue = account, entry, number, queue
         self.began = self.seconds = self.cpu_s = 0.0
         self.dropped = self.hedged = self.retried = False
@@ -99,12 +99,12 @@ class Queue:
         live: what it is of runs.
     """
 
-    def __init__(self, account: Account, rank: int, feed: Feed, most: int, key: Key = ()) -> None:
+    def __init__(self, account: ReadAccount, rank: int, feed: Feed, most: int, key: Key = ()) -> None:
         self.account, self.rank, self.key, self.live = account, rank, key, rank != COMING
         self._feed: Feed | None = feed
         self._most, self._bytes = most, 0
         self.coming: deque[Entry] = deque()
-        self.begun: dict[Read, None] = {}
+        self.begun: dict[ScheduledRead, None] = {}
         self.held = 0
         self.passed: Counter[Entry] = Counter()
 
@@ -162,10 +162,10 @@ class ReadScheduler:
         # Reentrant: the garbage collector may close an abandoned task in the middle of anything.
         self._lock = threading.RLock()
         self._state = read_concurrency.begin(chosen)
-        self._due: deque[Read] = deque()
+        self._due: deque[ScheduledRead] = deque()
         self._running: list[Queue] = []
         self._expected: dict[Key, Queue] = {}
-        self._ahead: dict[Entry, list[Read]] = {}
+        self._ahead: dict[Entry, list[ScheduledRead]] = {}
         self._durations: dict[int, deque[float]] = {}
         self._under_way = self._peak = self._count = self._round = self._requests = self._hedged = 0
         self._read_s = self._waited_s = 0.0
@@ -178,7 +178,7 @@ class ReadScheduler:
 
     # -- announcing ----------------------------------------------------------------------------------------------------
 
-    def expect(self, account: Account, owner: Hashable, tasks: Iterable[tuple[Key, Feed]]) -> None:
+    def expect(self, account: ReadAccount, owner: Hashable, tasks: Iterable[tuple[Key, Feed]]) -> None:
         """Announce the tasks that come next, in order, in place of those that ``owner`` announced before."""
         coming = {(account, owner, *key): feed for key, feed in tasks}
         with self._lock:
@@ -190,7 +190,7 @@ class ReadScheduler:
                 self._drop_all(queue)
             self._begin_more()
 
-    def begin_task(self, account: Account, owner: Hashable, key: Key, feed: Feed) -> Queue:
+    def begin_task(self, account: ReadAccount, owner: Hashable, key: Key, feed: Feed) -> Queue:
         """Begin a task that will ask for these entries; leave what is returned."""
         with self._lock:
             if (announced := self._expected.get((account, owner, *key))) is not None:
@@ -201,7 +201,7 @@ class ReadScheduler:
             self._begin_more()
         return queue
 
-    def begin_stream(self, account: Account, feed: Feed) -> Queue:
+    def begin_stream(self, account: ReadAccount, feed: Feed) -> Queue:
         """Begin a stream that will ask for these entries; leave what is returned."""
         with self._lock:
             queue = self._queue(account, STREAM, feed)
@@ -209,7 +209,7 @@ class ReadScheduler:
             self._begin_more()
         return queue
 
-    def _queue(self, account: Account, rank: int, feed: Feed, key: Key = ()) -> Queue:
+    def _queue(self, account: ReadAccount, rank: int, feed: Feed, key: Key = ()) -> Queue:
         queue = Queue(account, rank, feed, 2 * self._state.most, key)
         queue.top_up()
         return queue
@@ -254,7 +254,7 @@ class ReadScheduler:
         wanting = [queue for queue in self._running if queue.coming and self._has_room(queue)]
         if wanting:
             return min(wanting, key=lambda queue: (queue.rank, queue.held))
-        full = set[Account]()
+        full = set[ReadAccount]()
         for queue in self._expected.values():
             if not queue.coming:
                 queue.top_up()
@@ -279,7 +279,7 @@ class ReadScheduler:
             if read.queue is not None and read.queue.live and read.queue.rank > queue.rank:
                 self._hand_over(read, queue)
                 return True
-        read = Read(queue.account, entry, self._round, queue)
+        read = ScheduledRead(queue.account, entry, self._round, queue)
         if not self._launch(read):
             queue.coming.appendleft(entry)
             return False
@@ -289,7 +289,7 @@ class ReadScheduler:
         self._pass_over(queue.account, entry, queue.rank, None)
         return True
 
-    def _hand_over(self, read: Read, queue: Queue) -> None:
+    def _hand_over(self, read: ScheduledRead, queue: Queue) -> None:
         """Hand a read that was begun for one queue to another one, whose turn is earlier."""
         assert read.queue is not None
         read.queue.begun.pop(read, None)
@@ -299,7 +299,7 @@ class ReadScheduler:
         queue.held += read.entry.bytes
         read.queue = queue
 
-    def _pass_over(self, account: Account, entry: Entry, rank: int, before: Queue | None) -> None:
+    def _pass_over(self, account: ReadAccount, entry: Entry, rank: int, before: Queue | None) -> None:
         """Have the queues leave out an entry whose read has gone to one of ``rank``, or to who asked for it.
 
         Args:
@@ -313,7 +313,7 @@ class ReadScheduler:
             if queue.account is account and queue.live and rank < queue.rank < until:
                 queue.pass_over(entry)
 
-    def _launch(self, read: Read, *, second: bool = False) -> bool:
+    def _launch(self, read: ScheduledRead, *, second: bool = False) -> bool:
         account = read.account
         if not second:
             read.began, read.round = clock(), self._round
@@ -328,13 +328,13 @@ class ReadScheduler:
             return False
         return True
 
-    def _count_request(self, account: Account, change: int) -> None:
+    def _count_request(self, account: ReadAccount, change: int) -> None:
         self._under_way += change
         account.under_way += change
         account.requests += change
         self._requests += change
 
-    def _run(self, read: Read, *, second: bool = False) -> None:
+    def _run(self, read: ScheduledRead, *, second: bool = False) -> None:
         """Read, on a thread; raise nothing."""
         began, cpu = clock(), time.thread_time()
         data, failure = b"", None
@@ -359,7 +359,7 @@ class ReadScheduler:
         with self._lock:
             self._begin_more()
 
-    def _again(self, read: Read, *, slow_down: bool) -> None:
+    def _again(self, read: ScheduledRead, *, slow_down: bool) -> None:
         """Account for a request that is made again."""
         with self._lock:
             if slow_down and read.round == self._round:  # those that were under way together count once
@@ -372,7 +372,7 @@ class ReadScheduler:
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def _learn(self, read: Read, now: float) -> None:
+    def _learn(self, read: ScheduledRead, now: float) -> None:
         if read.retried or read.hedged:
             return
         self._durations_of(read).append(now - read.began)
@@ -390,13 +390,13 @@ class ReadScheduler:
         self._count, self._peak = 0, self._under_way
         self._read_s = self._waited_s = 0.0
 
-    def _durations_of(self, read: Read) -> deque[float]:
+    def _durations_of(self, read: ScheduledRead) -> deque[float]:
         """Latest durations of reads that have between a half and twice its bytes, about."""
         return self._durations.setdefault(read.entry.bytes.bit_length() // 2, deque(maxlen=read_hedging.KEPT))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    def claim(self, account: Account, entry: Entry) -> Read:
+    def claim(self, account: ReadAccount, entry: Entry) -> ScheduledRead:
         """Take the read of ``entry``, which is begun by now if it was not before; then wait for it, or drop it."""
         with self._lock:
             if ahead := self._ahead.get(entry):
@@ -406,12 +406,12 @@ class ReadScheduler:
                 self._detach(read)
                 return read
             self._pass_over(account, entry, _ASKING, None)
-            read = Read(account, entry, self._round)
+            read = ScheduledRead(account, entry, self._round)
             self._due.append(read)
             self._begin_more()
             return read
 
-    def pass_over(self, account: Account, entry: Entry) -> None:
+    def pass_over(self, account: ReadAccount, entry: Entry) -> None:
         """Have ``entry`` not read, or dropped, as its stream needs nothing of it."""
         with self._lock:
             if ahead := self._ahead.get(entry):
@@ -419,7 +419,7 @@ class ReadScheduler:
             else:
                 self._pass_over(account, entry, _ASKING, None)
 
-    def _detach(self, read: Read) -> None:
+    def _detach(self, read: ScheduledRead) -> None:
         """Take a read out of its queue, so that nobody else asks for it."""
         queue, read.queue = read.queue, None
         if queue is None:
@@ -431,7 +431,7 @@ class ReadScheduler:
         if not self._ahead[read.entry]:
             del self._ahead[read.entry]
 
-    def drop(self, read: Read) -> None:
+    def drop(self, read: ScheduledRead) -> None:
         """Let go of a read, which nobody will wait for."""
         with self._lock:
             self._detach(read)
@@ -442,7 +442,7 @@ class ReadScheduler:
             else:
                 read.dropped = True
 
-    def wait(self, read: Read) -> bytes:
+    def wait(self, read: ScheduledRead) -> bytes:
         """Wait for the bytes of a claimed read, and let go of it; make a slow request a second time."""
         began = clock()
         try:
@@ -461,7 +461,7 @@ class ReadScheduler:
                 self.drop(read)
                 self._begin_more()
 
-    def _hedge_after_s(self, read: Read) -> float | None:
+    def _hedge_after_s(self, read: ScheduledRead) -> float | None:
         """Choose the seconds to wait before the request is made a second time; None: it is not, for now."""
         with self._lock:
             if not read.began or read.hedged or read.retried:
@@ -469,7 +469,7 @@ class ReadScheduler:
             after_s = read_hedging.hedge_after_s(self._durations_of(read), self._requests, self._hedged)
             return None if after_s is None else read.began + after_s - clock()
 
-    def _look_after(self, read: Read, *, hedge: bool) -> None:
+    def _look_after(self, read: ScheduledRead, *, hedge: bool) -> None:
         """Have a read go on that takes long: by a second request, or on this thread if no other could be begun."""
         with self._lock:
             if hedge and not read.result.done():

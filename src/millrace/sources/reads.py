@@ -18,7 +18,7 @@ from typing import Any, Self
 from millrace.planning import byte_ranges
 from millrace.policies.read_concurrency import InFlight
 from millrace.sources import storage
-from millrace.sources.read_scheduler import Account, Feed, Key, Queue, Read, ReadScheduler, Request, clock
+from millrace.sources.read_scheduler import Feed, Key, Queue, ReadAccount, ReadScheduler, Request, ScheduledRead, clock
 from millrace.sources.store_requests import Entry, StoreRequests
 from millrace.sources.stores import NoRangesError
 
@@ -28,7 +28,7 @@ _BLOCKS = 8
 _LEAST_BLOCK_BYTES = 16 << 10
 
 
-class Meter(threading.local):
+class ReadMeter(threading.local):
     """Time that this thread's reads took.
 
     Attributes:
@@ -73,15 +73,15 @@ class Reads:
     ) -> None:
         self._start, self._requests = start, StoreRequests()
         self._scheduler = ReadScheduler(start, request or self._requests.read, chosen)
-        self.account = Account(budget)
-        self.meter = Meter()
+        self.account = ReadAccount(budget)
+        self.meter = ReadMeter()
 
     def part(self, budget: int) -> Reads:
         """Make the reads of one source, which are bounded and counted on their own."""
         part = object.__new__(Reads)
         part._start, part._requests, part._scheduler = self._start, self._requests, self._scheduler
         part.meter = self.meter
-        part.account = Account(budget)
+        part.account = ReadAccount(budget)
         return part
 
     @property
@@ -126,7 +126,7 @@ class Reads:
                 self._scheduler.drop(read)
         return found
 
-    def _wait(self, read: Read) -> bytes:
+    def _wait(self, read: ScheduledRead) -> bytes:
         began = clock()
         try:
             return self._scheduler.wait(read)
@@ -180,9 +180,9 @@ class Reads:
         except (RuntimeError, MemoryError):
             work()
 
-    def announce(self, owner: Hashable, key: Key, feed: Feed) -> Announced:
+    def announce(self, owner: Hashable, key: Key, feed: Feed) -> AnnouncedReads:
         """Begin a task that will ask for these entries, in this order; close what is returned."""
-        return Announced(self._scheduler, self._scheduler.begin_task(self.account, owner, key, feed))
+        return AnnouncedReads(self._scheduler, self._scheduler.begin_task(self.account, owner, key, feed))
 
     def close(self) -> None:
         """Begin no more reads, and give up those that wait to be made again."""
@@ -196,7 +196,7 @@ class Reads:
         self.close()
 
 
-class Announced:
+class AnnouncedReads:
     """Announced reads of a running task; a context manager that lets go of what nobody asked for."""
 
     def __init__(self, scheduler: ReadScheduler, queue: Queue) -> None:
