@@ -91,7 +91,7 @@ def _cost(options: argparse.Namespace) -> int:
     table = cost.read_prices(options.prices) if options.prices else None
     found = fetch_status(options.service, token_of(options))
     rows, shared = cost.costs(found, table), cost.dispatcher(found, table)
-    beside = estimate.beside_service(known, rows) if known is not None else []
+    beside = estimate.beside_service(known, found, rows) if known is not None else []
     if options.json:
         extra = {"beside": beside} if known is not None else {}
         print(status.as_json({"epochs": rows, "dispatcher": shared, **extra}))

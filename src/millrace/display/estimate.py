@@ -201,29 +201,41 @@ def read(path: str) -> Report:
         raise PipelineError(f"{path} is not what `millrace cost estimate --json` writes: {error}") from None
 
 
-def beside_service(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Set the hours and costs of each job beside the estimate of a service, for as many epochs as the job has begun.
+def beside_service(
+    report: Report, status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Set hours, costs and requests of each job beside the estimate of a service, for as many epochs as it has begun.
 
     Args:
         report: the estimate.
+        status: of the service; its workers have counted their requests.
         rows: of :func:`millrace.display.cost.costs`.
     """
     option = next(each for each in report.options if each.name.startswith(SERVICE))
+    used = option.consumed
+    hosts, both = used.compute_s + used.waiting_s, used.worker_s + used.dispatcher_s
+    workers = option.charges.workers * used.worker_s / both if both else 0.0
     found = []
-    for job in dict.fromkeys(row["job"] for row in rows):
-        epochs = [row for row in rows if row["job"] == job]
+    for job in status["jobs"]:
+        epochs = [row for row in rows if row["job"] == job["name"]]
         share = len(epochs) / report.training.epochs
-        hosts = option.consumed.compute_s + option.consumed.waiting_s
-        parts = (
-            ("worker hours", option.consumed.worker_s / 3600, "worker_hours"),
-            ("training hours", hosts / 3600, "training_hours"),
-            ("cost of the service", option.charges.workers, "service"),
-            ("cost of the training", option.charges.compute + option.charges.waiting, "training"),
-        )
-        for what, expected, key in parts:
-            known = [row[key] for row in epochs if row[key] is not None]
+        parts = [
+            ("worker hours", used.worker_s / 3600, [row["worker_hours"] for row in epochs]),
+            ("training hours", hosts / 3600, [row["training_hours"] for row in epochs]),
+            ("cost of the workers", workers, [row["service"] for row in epochs]),
+            (
+                "cost of the training",
+                option.charges.compute + option.charges.waiting,
+                [row["training"] for row in epochs],
+            ),
+            ("requests that read", used.reads, [each["requests"] or None for each in job["operators"]]),
+            ("bytes read", used.bytes_read, [each["stored_bytes"] or None for each in job["operators"]]),
+        ]
+        for what, expected, counts in parts:
+            known = [each for each in counts if each is not None]
             if known:
-                found.append(_compared(job, f"{what}, {counted(len(epochs), 'epoch')}", share * expected, sum(known)))
+                said = f"{what}, {counted(len(epochs), 'epoch')}"
+                found.append(_compared(job["name"], said, share * expected, sum(known)))
     return found
 
 

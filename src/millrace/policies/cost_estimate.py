@@ -90,7 +90,8 @@ class Consumed(msgspec.Struct, frozen=True):
         disk_gib_months: of all hosts' disks together.
         compute_s: seconds of hosts in which they compute, of all hosts together.
         waiting_s: seconds of hosts in which they wait for data, likewise.
-        worker_s: seconds of workers and their dispatcher, of all together.
+        worker_s: seconds of workers, of all together.
+        dispatcher_s: seconds of their dispatcher, which costs as much as a worker.
     """
 
     lists: float = 0.0
@@ -102,6 +103,7 @@ class Consumed(msgspec.Struct, frozen=True):
     compute_s: float = 0.0
     waiting_s: float = 0.0
     worker_s: float = 0.0
+    dispatcher_s: float = 0.0
 
     @property
     def requests(self) -> float:
@@ -163,7 +165,7 @@ def charge(consumed: Consumed, table: PriceTable, accelerators: int = 1, *, outs
         disks=consumed.disk_gib_months * table.disk.gib_month,
         compute=consumed.compute_s * host,
         waiting=consumed.waiting_s * host,
-        workers=consumed.worker_s / 3600 * table.worker.price(table.prices),
+        workers=(consumed.worker_s + consumed.dispatcher_s) / 3600 * table.worker.price(table.prices),
     )
 
 
@@ -285,7 +287,8 @@ def served(training: Training, table: PriceTable, given: Conditions, workers: in
         lists=listing_requests(training.objects, table.bucket.page),
         reads=training.epochs * training.objects,
         bytes_read=training.epochs * training.nbytes,
-        worker_s=(workers + 1) * (training.epochs * training.compute_s + waits),
+        worker_s=workers * (training.epochs * training.compute_s + waits),
+        dispatcher_s=training.epochs * training.compute_s + waits,
     )
     name = f"{SERVICE}, {workers} worker{'' if workers == 1 else 's'}"
     note = f"{given.reads_in_flight} requests at a time in each worker; the dispatcher costs as much as a worker"

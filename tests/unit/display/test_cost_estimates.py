@@ -184,15 +184,32 @@ def test_prices_that_are_missing_are_said():
 def test_a_service_is_set_beside_its_estimate_for_the_epochs_that_it_has_begun(written):
     spent = {"worker_hours": 0.2, "training_hours": 0.1, "service": 0.5, "training": None}
     rows = [{"job": "ours", "epoch": epoch, **spent} for epoch in (0, 1)]
-    found = {row["what"]: row for row in estimate.beside_service(estimate.read(written), rows)}
-    assert list(found) == ["worker hours, 2 epochs", "training hours, 2 epochs", "cost of the service, 2 epochs"]
+    counts = ({"requests": 2_020_000, "stored_bytes": 20 << 30}, {"requests": 0, "stored_bytes": 0})
+    status = {"jobs": [{"name": "ours", "operators": list(counts)}]}
+    found = {row["what"]: row for row in estimate.beside_service(estimate.read(written), status, rows)}
+    assert list(found) == [
+        "worker hours, 2 epochs",
+        "training hours, 2 epochs",
+        "cost of the workers, 2 epochs",
+        "requests that read, 2 epochs",
+        "bytes read, 2 epochs",
+    ]
     hours = found["worker hours, 2 epochs"]
     assert hours["counted"] == 0.4
-    assert hours["estimated"] == pytest.approx(2 * 4 * (500 + 0.05) / 3600, rel=1e-6)
+    assert hours["estimated"] == pytest.approx(2 * 3 * (500 + 0.05) / 3600, rel=1e-6)
     assert hours["of_estimated"] == pytest.approx(hours["counted"] / hours["estimated"])
+    assert found["requests that read, 2 epochs"]["of_estimated"] == pytest.approx(1.01)
+    assert found["bytes read, 2 epochs"]["of_estimated"] == pytest.approx(0.1)
     out = io.StringIO()
     estimate.show_beside(list(found.values()), out)
     assert out.getvalue().splitlines()[0].split() == ["job", "what", "estimated", "counted", "of", "estimated"]
+
+
+def test_a_job_on_local_data_has_counted_no_requests(written):
+    spent = {"worker_hours": 0.2, "training_hours": 0.1, "service": None, "training": None}
+    status = {"jobs": [{"name": "ours", "operators": [{"requests": 0, "stored_bytes": 0}]}]}
+    found = estimate.beside_service(estimate.read(written), status, [{"job": "ours", "epoch": 0, **spent}])
+    assert [row["what"] for row in found] == ["worker hours, 1 epoch", "training hours, 1 epoch"]
 
 
 def test_what_caches_of_samples_have_counted_is_set_beside_the_estimate(written):

@@ -142,7 +142,9 @@ def test_a_service_is_as_fast_as_its_workers_and_has_a_dispatcher():
     slow, enough = (by_name(training, given=given, workers=count)["service"] for count in (3, 6))
     assert slow.seconds == pytest.approx(120 / (3 * 2), rel=1e-6)
     assert enough.seconds == pytest.approx(10, rel=1e-6)
-    assert enough.consumed.worker_s == pytest.approx(7 * 10, rel=1e-6)
+    assert enough.consumed.worker_s == pytest.approx(6 * 10, rel=1e-6)
+    assert enough.consumed.dispatcher_s == pytest.approx(10, rel=1e-6)
+    assert enough.charges.workers == pytest.approx(7 * 10 / 3600 * 0.1, rel=1e-6)
 
 
 def test_the_number_of_workers_is_the_cheapest_unless_it_is_given():
