@@ -209,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
             _rewrite(GUARANTEES, {name: accuracy_table(report)})
         elif name == "accuracy_caching":
             _rewrite(GUARANTEES, {name: accuracy_caching_table(report)})
-        else:
+        elif "figures" in report:  # others are no part of a page
             plots = [_plot(name, figure, report) for figure in report["figures"]]
             texts[name] = f"{table(report)}\n\n" + "\n".join(plot for plot in plots if plot)
     texts["targets"] = targets_table(reports)

@@ -122,3 +122,13 @@ def test_an_experiment_s_table_is_shown_as_it_is(tmp_path, monkeypatch):
     assert plot.main([str(result)]) == 0
     assert "| service | 0.96 |" in page.read_text()
     assert "| what a cache of a quarter saves, of the ideal | ≥ 0.95 | 0.96 | met |" in page.read_text()
+
+
+def test_a_result_without_table_and_figures_is_left_out(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text("<!-- targets -->\n<!-- end targets -->\n")
+    result = tmp_path / "listing.json"
+    result.write_text(json.dumps({"benchmark": "listing", "rounds": []}))
+    monkeypatch.setattr(plot, "PAGE", str(page))
+    monkeypatch.setattr(plot, "PLOTS", str(tmp_path / "plots"))
+    assert plot.main([str(result)]) == 0
