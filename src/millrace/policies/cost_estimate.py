@@ -372,7 +372,7 @@ def _loop_waits(read_s: float, part: _Part, given: Conditions, table: PriceTable
         return read_s + part.preprocessing_s
     cores = min(float(given.loaders), max(1.0, table.host.cores))
     loading = max(read_s / given.loaders + part.preprocessing_s / cores, least_s)
-    first = (read_s + part.preprocessing_s) / part.objects if part.objects else 0.0
+    first = (read_s + part.preprocessing_s) / max(1.0, part.objects)
     return max(first, loading - part.compute_s)
 
 
