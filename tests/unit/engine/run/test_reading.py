@@ -26,7 +26,7 @@ TABLE = splits_table([Split(f"part-{number}", count=size) for number, size in en
 
 
 class Context:
-    watched = False
+    watched, reads = False, None
 
     def __init__(self, size: int) -> None:
         self.size = size
