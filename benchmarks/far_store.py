@@ -70,9 +70,10 @@ class Link:
                 writer.write(data)
                 await writer.drain()
 
-        delivering = asyncio.create_task(deliver())
-        try:
-            while True:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(deliver())
+            data = b"."
+            while data:
                 data = await reader.read(_READ)
                 now = time.monotonic()
                 if not back:
@@ -84,13 +85,6 @@ class Link:
                         self._free_at = max(self._free_at, now) + len(data) / self.bytes_per_s
                         now = self._free_at
                 await queue.put((now + self.round_trip_s / 2, data))
-                if not data:
-                    break
-            await delivering
-        finally:
-            delivering.cancel()
-            with contextlib.suppress(OSError):
-                writer.write_eof()
 
     async def connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to the store at ``port``."""
@@ -100,10 +94,16 @@ class Link:
             await asyncio.sleep(self.round_trip_s)
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.closing(up_writer):
-                both = self._passes(reader, up_writer, back=False), self._passes(up_reader, writer, back=True)
-                await asyncio.gather(*both)
-        except (ConnectionError, asyncio.CancelledError):
-            return  # an end that has gone; there is nobody to tell
+                ways = (reader, up_writer, False), (up_reader, writer, True)
+                both = [asyncio.create_task(self._passes(each, other, back=back)) for each, other, back in ways]
+                try:
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # an end that has gone ends both
+                finally:
+                    for way in both:
+                        way.cancel()
+                    await asyncio.gather(*both, return_exceptions=True)
+        except ConnectionError:
+            return  # there is nobody to tell
         finally:
             self._open -= 1
             writer.close()
@@ -115,18 +115,21 @@ def link(port: int, round_trip_s: float, bytes_per_s: float = 0.0) -> Iterator[L
     made, ready, stop = Link(round_trip_s, bytes_per_s), threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
+    connections: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(made.connect(port, reader, writer))
+        connections.add(connection)
+        connection.add_done_callback(connections.discard)
+
     async def serve() -> None:
-        listening = await asyncio.start_server(
-            lambda reader, writer: made.connect(port, reader, writer), "127.0.0.1", 0, backlog=1024
-        )
+        listening = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
         made.port = listening.sockets[0].getsockname()[1]
         ready.set()
         await stop.wait()
         listening.close()
-        here = asyncio.current_task()
-        connections = [task for task in asyncio.all_tasks() if task is not here]
-        for task in connections:
-            task.cancel()
+        for connection in connections:
+            connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
     def run() -> None:
