@@ -101,7 +101,7 @@ def test_samples_of_a_pack_are_permuted_and_come_once_from_a_service(tmp_path):
     [
         (["nowhere/*.jpg", "packed"], 1, "matches no file"),
         (["packed"], 2, "name what to pack, and behind it the folder; or a folder with --verify"),
-        (["packed", "--verify"], 1, "is not there, or is no index of a pack"),
+        (["packed", "--verify"], 1, "is not there, or can't be read as the index of a pack"),
         (["a.jpg", "packed", "--shard-bytes", "none"], 2, "is not a size such as"),
     ],
 )

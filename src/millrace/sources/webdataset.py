@@ -25,7 +25,7 @@ from millrace.planning.split_table import Pieces, Split, SplitTable
 from millrace.sources import storage
 from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
-from millrace.sources.packs.pack_index import INDEX, PackIndex, read_index
+from millrace.sources.packs.pack_index import INDEX, MARK, PackIndex, read_index, read_mark
 from millrace.sources.packs.pack_plan import split_name
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
@@ -78,7 +78,14 @@ def _indexed(files: list[FileInfo], reads: Reads) -> dict[str, tuple[PackIndex, 
     """Read the indexes beside these files: by location of a shard its index and its number there."""
     plain = [file.location for file in files if not _compressed(file.location)]
     folders = list(dict.fromkeys(each.rpartition("/")[0] for each in plain if each == storage.bare(each)))
-    found = storage.for_each(lambda each: read_index(each, reads), [f"{folder}/{INDEX}" for folder in folders], str)
+
+    def read(folder: str) -> PackIndex | None:
+        index = read_index(f"{folder}/{INDEX}", reads)
+        if index is None and read_mark(f"{folder}/{MARK}", reads) is not None:
+            raise SourceCorruptError(f"{folder} holds a pack that is not finished: run the same `millrace pack` again")
+        return index
+
+    found = storage.for_each(read, folders, lambda folder: f"{folder}/{INDEX}")
     return {
         f"{folder}/{shard.name}": (index, number)
         for folder, index in zip(folders, found, strict=True)

@@ -7,7 +7,7 @@ from millrace.errors import PipelineError
 from millrace.planning.split_table import files_table
 from millrace.sources.packs.pack_plan import make_plan
 
-NAMES = st.sets(st.from_regex(r"\A[ab](/[abc-])?/[abc-]{1,2}\.(jpg|cls|a\.b)\Z"), min_size=1, max_size=40)
+NAMES = st.sets(st.from_regex(r"\A[ab](\.d)?(/[abc-])?/[abc-]{1,2}(\.(jpg|cls|a\.b))?\Z"), min_size=1, max_size=40)
 FILES = NAMES.flatmap(
     lambda names: st.tuples(*(st.tuples(st.just("s3://bucket/" + name), st.integers(0, 5000)) for name in names))
 )
@@ -28,7 +28,9 @@ def test_every_file_is_once_in_the_sample_of_its_name_whatever_the_order_of_the_
     for shard in shards:
         assert shard
         for key, members in shard:
-            assert {file.name.partition(".")[0] for file in members} == {key}
+            for file in members:
+                folder, slash, name = file.name.rpartition("/")
+                assert folder + slash + name.partition(".")[0] == key
     other = make_plan(table(data.draw(st.permutations(files))), shard_bytes, seed)
     assert other.digest == plan.digest
     assert [list(other.samples(number)) for number in range(len(shards))] == shards
@@ -89,14 +91,18 @@ def test_samples_are_named_from_below_the_folder_that_all_are_in():
 
 
 def test_a_file_without_an_ending_gets_one():
-    ((key, files),) = make_plan(table([("d/0001", 3)])).samples(0)
-    assert (key, files[0].name, files[0].location) == ("0001", "0001.bin", "d/0001")
+    ((key, files),) = make_plan(table([("/d/0001", 3)])).samples(0)
+    assert (key, files[0].name, files[0].location) == ("0001", "0001.bin", "/d/0001")
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["d/a.jpg", "d/a.JPG"], r"d/a\.JPG and d/a\.jpg would both be the field 'jpg' of the sample 'a'"),
+        (["d/a.jpg", "d/a.JPG"], r"d/a\.jpg and .*d/a\.JPG would both be the field 'jpg' of the sample 'a'"),
+        (["d/a.jpg", "d/./a.jpg"], "name it once"),
+        (["d/a", "d/a-b.jpg", "d/a.bin"], "would both be the field 'bin'"),
+        (["d/a.__key__"], "readers call a sample's name __key__"),
+        (["d/a.jpg", "s3://b/a.jpg"], "lies in another place than other files"),
         (["d/a.jpg", "d/a.jpg"], "name it once"),
         (["d/a", "d/a.bin"], "would both be the field 'bin'"),
         (["d/a.jpg", "d/.hidden.jpg"], r"d/\.hidden\.jpg can't be part of a sample"),

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,9 +18,18 @@ from millrace.sources.store_requests import Entry
 from millrace.sources.stores import StoreAccessDeniedError
 
 INDEX = "index.parquet"
+MARK = "pack.json"
+"""File beside shards that says which plan they follow, for as long as a pack is being made."""
 _ABOUT = b"millrace.pack"
 _VERSION = 1
 _logger = logging.getLogger(__name__)
+
+
+class PackMark(msgspec.Struct):
+    """Mark of a pack that is being made: digest of its plan, and an identity of the run that makes it."""
+
+    plan: str
+    run: str
 
 
 class PackedShard(NamedTuple):
@@ -101,16 +111,20 @@ def decode_index(data: bytes) -> PackIndex | None:
 
 
 def _checked(about: Mapping[str, Any], table: Any) -> PackIndex:
-    if about.get("version") != _VERSION:
-        raise ValueError(f"it has version {about.get('version')}, and this millrace reads {_VERSION}")
+    version = about.get("version") if isinstance(about, dict) else None
+    if version != _VERSION:
+        raise ValueError(f"it has version {version}, and this millrace reads {_VERSION}")
     shards = [PackedShard(str(name), int(size)) for name, size in about["shards"]]
     numbers = (table.column(name).to_numpy() for name in ("shard", "offset", "bytes", "crc32"))
     shard, offset, size, crc32 = numbers
     sizes = np.array([each.bytes for each in shards], np.int64)
     follows = (np.diff(shard) > 0) | (offset[1:] >= (offset + size)[:-1])
-    inside = bool(len(sizes)) and bool(np.all((shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (size > 0)))
-    if len(shard) and not (
-        inside and np.all(np.diff(shard) >= 0) and np.all(follows) and np.all(offset + size <= sizes[shard])
+    there = np.array_equal(np.unique(shard), np.arange(len(sizes)))  # each shard has samples, and no other has
+    if not (
+        there
+        and np.all((offset >= 0) & (size > 0) & (offset + size <= sizes[shard]))
+        and np.all(np.diff(shard) >= 0)
+        and np.all(follows)
     ):
         raise ValueError("its samples overlap, or lie outside their shards")
     return PackIndex(str(about["plan"]), shards, shard, offset, size, crc32, table.column("key").to_pylist())
@@ -144,4 +158,17 @@ def read_index(location: str, reads: Reads) -> PackIndex | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         _logger.warning("%s is not read as the index of the shards beside it: %s", location, error)
+        return None
+
+
+def read_mark(location: str, reads: Reads) -> PackMark | None:
+    """Read a mark; None if there is none, or something else is called so.
+
+    Raises:
+        SourceError: the store can't be reached.
+    """
+    try:
+        (data,) = reads.fetch([Entry(location)])
+        return msgspec.json.decode(data, type=PackMark)
+    except (SourceNotFoundError, StoreAccessDeniedError, msgspec.MsgspecError):
         return None

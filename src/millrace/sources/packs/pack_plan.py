@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from millrace.errors import PipelineError
 from millrace.planning.split_table import SplitTable
+from millrace.sources import storage
 from millrace.sources.tarfiles import BLOCK
 
 SHARD_BYTES = 64 << 20
@@ -23,10 +24,11 @@ _FORMAT = 1
 
 
 class PackedFile(NamedTuple):
-    """File that becomes a member of a shard: its location, its size in bytes as listed, its name in the shard."""
+    """File that becomes a member of a shard: location, size in bytes and stamp as listed, and its name in the shard."""
 
     location: str
     size: int
+    stamp: int
     name: str
 
 
@@ -35,17 +37,19 @@ class PackPlan(NamedTuple):
 
     Attributes:
         root: length of the folder that all files are in, with its slash.
-        locations: of the files, sorted, so that those of one sample follow one another.
+        locations: of the files, sorted by sample, and in it by field.
         sizes: of the files, in bytes; int64 [files].
+        stamps: of the files (:func:`~millrace.planning.split_table.stamp_of`); uint64 [files].
         starts: number of each sample's first file, and behind the last the number of files; int64 [samples + 1].
         order: numbers of the samples in the order in which they are packed; int64 [samples].
         shards: place in ``order`` of each shard's first sample, and behind the last the number of samples; int64.
-        digest: hash of all that decides what the shards hold, in hexadecimal digits.
+        digest: all that decides what the shards hold: the size of a shard, the seed, and a hash of the files.
     """
 
     root: int
     locations: list[str]
     sizes: npt.NDArray[np.int64]
+    stamps: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64]
     shards: npt.NDArray[np.int64]
@@ -60,7 +64,7 @@ class PackPlan(NamedTuple):
 
     def _file(self, number: int) -> PackedFile:
         location = self.locations[number]
-        return PackedFile(location, int(self.sizes[number]), _name(location, self.root))
+        return PackedFile(location, int(self.sizes[number]), int(self.stamps[number]), _name(location, self.root))
 
 
 def shard_name(number: int) -> str:
@@ -90,20 +94,32 @@ def make_plan(table: SplitTable, shard_bytes: int = SHARD_BYTES, seed: int | Non
     Raises:
         PipelineError: a file can be no member of a shard, or two are the same member; names them.
     """
-    rows = sorted(zip(table.names, table.sizes, table.stamps, strict=True), key=lambda row: _encoded(row[0]))
-    locations = [location for location, _, _ in rows]
-    sizes = np.array([size for _, size, _ in rows], np.int64)
-    root = _root(locations)
-    starts = np.array([*_starts(locations, root), len(rows)], np.int64)
+    found = [storage.absolute(location) for location in table.names]
+    root = _root(min(found, default=""), max(found, default=""))
+    names = [_sort_key(location, root) for location in found]
+    by_sample = sorted(range(len(found)), key=names.__getitem__)
+    locations = [found[number] for number in by_sample]
+    sizes, stamps = np.array(list(table.sizes), np.int64)[by_sample], np.array(list(table.stamps), np.uint64)[by_sample]
+    starts = np.array([*_starts(locations, root), len(locations)], np.int64)
     samples = len(starts) - 1
     order = np.arange(samples)
     if seed is not None:
         order = np.random.Generator(np.random.Philox(seed)).permutation(samples)
     told = hashlib.blake2b(repr((_FORMAT, shard_bytes, seed)).encode(), digest_size=16)
-    for location, size, stamp in rows:
+    for location, size, stamp in zip(locations, sizes.tolist(), stamps.tolist(), strict=True):
         told.update(f"{size} {stamp} ".encode() + _encoded(location[root:]) + b"\0")
     shards = _cut(_extents(sizes, starts)[order], shard_bytes)
-    return PackPlan(root, locations, sizes, starts, order, shards, told.hexdigest())
+    digest = f"{shard_bytes}.{'' if seed is None else seed}.{told.hexdigest()}"
+    return PackPlan(root, locations, sizes, stamps, starts, order, shards, digest)
+
+
+def difference(known: str, digest: str) -> str:
+    """Say how the plan of one digest differs from that of another, as a clause about the first."""
+    before, now = known.split("."), digest.split(".")
+    if len(before) != len(now) or before[:2] == now[:2]:
+        return "was made of other files, or of these before they changed"
+    seed = f"--seed {before[1]}" if before[1] else "no --seed"
+    return f"was made with --shard-bytes {before[0]} and {seed}"
 
 
 def _starts(locations: list[str], root: int) -> Iterator[int]:
@@ -135,6 +151,10 @@ def _split(location: str, name: str) -> tuple[str, str]:
             f"{location} can't be part of a sample: readers of tar shards leave out files whose names begin with a dot,"
             " and paths that begin like __this__. Rename it, or give patterns that don't match it"
         )
+    if split[1] == "__key__":
+        raise PipelineError(f"{location} can't be packed: readers call a sample's name __key__, so no field may be")
+    if "://" in name or name.startswith("/"):
+        raise PipelineError(f"{location} lies in another place than other files: pack those of each on their own")
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -146,14 +166,21 @@ def _encoded(location: str) -> bytes:
     return location.encode("utf-8", "surrogateescape")
 
 
-def _root(locations: list[str]) -> int:
-    """Length of the folder that all of these files, which are sorted, are in, with its slash."""
+def _sort_key(location: str, root: int) -> bytes:
+    """Name of a file, with the least character before its field, so that the files of a sample stay together."""
+    name = _name(location, root)
+    dot = name.find(".", name.rfind("/") + 1)
+    return _encoded(f"{name[:dot]}\0{name[dot:].lower()}")
+
+
+def _root(first: str, last: str) -> int:
+    """Length of the folder that all files are in, with its slash, of which these are the first and the last sorted."""
     alike = 0
-    for first, last in zip(locations[0], locations[-1], strict=False):
-        if first != last:
+    for one, other in zip(first, last, strict=False):
+        if one != other:
             break
         alike += 1
-    return locations[0].rfind("/", 0, alike) + 1
+    return first.rfind("/", 0, alike) + 1
 
 
 def _extents(sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -8,26 +8,37 @@ import os
 import re
 import tarfile
 import tempfile
+import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 import msgspec
 import numpy as np
 
-from millrace.errors import PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
-from millrace.planning.split_table import table_of
+from millrace.errors import PipelineError, SourceChangedError, SourceError, SourceNotFoundError
+from millrace.planning.split_table import stamp_of, table_of
 from millrace.sources import storage
 from millrace.sources.listing import expand_many
-from millrace.sources.packs.pack_index import INDEX, PackedShard, PackIndex, encode_index, merged, read_index
-from millrace.sources.packs.pack_plan import SHARD_BYTES, PackedFile, PackPlan, make_plan, shard_name
+from millrace.sources.packs.pack_index import (
+    INDEX,
+    MARK,
+    PackedShard,
+    PackIndex,
+    PackMark,
+    encode_index,
+    merged,
+    read_index,
+    read_mark,
+)
+from millrace.sources.packs.pack_plan import SHARD_BYTES, PackedFile, PackPlan, difference, make_plan, shard_name
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.store_requests import Entry
 
-_MARK = "pack.json"
-"""File that says which plan a pack that is being made follows."""
-_SHARD = re.compile(r"shard-\d{6}\.tar")
+_SHARD = re.compile(r"shard-\d{6,}\.tar")
+_PARTS = re.compile(r"shard-\d{6,}\.tar\.part|\.(shard-\d{6,}\.tar(\.part)?|index\.parquet|pack\.json)\.\w+\.partial")
+"""Names of what a run leaves behind that is ended."""
 _AT_ONCE_BYTES = 32 << 20
 _AT_ONCE = 256
 _VERIFIED_AT_ONCE = 8
@@ -52,10 +63,6 @@ class VerifyReport(NamedTuple):
     shards: int
     samples: int
     wrong: list[str]
-
-
-class _Mark(msgspec.Struct):
-    plan: str
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -86,33 +93,48 @@ def pack(
         PipelineError: the files can't be packed, or the folder holds another pack.
         SourceError: a file can't be read or has changed since it was listed, or the folder can't be written.
     """
-    plan = make_plan(table_of(expand_many(list(patterns), seen)), shard_bytes, seed)
     with Reads() as reads:
-        return _pack(plan, _Folder(folder, reads), overwrite=overwrite, packed=packed)
+        place = _Folder(folder, reads)
+        plan = make_plan(table_of(expand_many(list(patterns), seen)), shard_bytes, seed)
+        place.check_is_none_of(plan.locations)
+        return _pack(plan, place, overwrite=overwrite, packed=packed)
 
 
 def _pack(plan: PackPlan, place: _Folder, *, overwrite: bool, packed: PackProgress) -> PackReport:
     count = len(plan.shards) - 1
     there, known = place.files(), place.index()
-    if known is None or known.plan != plan.digest:
-        _take(place, plan, known, there, overwrite=overwrite)
-        known = None
+    names = {shard_name(number) for number in range(count)}
+    surplus = [name for name in there if _PARTS.fullmatch(name) or (_SHARD.fullmatch(name) and name not in names)]
+    finished = (
+        known is not None
+        and known.plan == plan.digest
+        and all(there.get(shard.name) == shard.bytes for shard in known.shards)
+    )
+    if known is not None and finished and not surplus and MARK not in there:
+        packed(count, count)
+        return _report(plan, known, made=0)
+    mark = _take(place, plan, known, there, overwrite=overwrite)
     parts: list[PackIndex] = []
+    versions: dict[str, str] = {}
     made = 0
     for number in range(count):
-        part = known.part(number) if known is not None else place.part(number, there)
+        if known is not None and known.plan == plan.digest:
+            part: PackIndex | None = known.part(number)
+        else:
+            part = place.part(number, there)
         if part is None or part.plan != plan.digest or there.get(part.shards[0].name) != part.shards[0].bytes:
-            part = _make_shard(place, plan, number)
+            part = _make_shard(place, plan, number, mark)
+            versions[part.shards[0].name] = place.version(part.shards[0].name)
             made += 1
         parts.append(part)
         packed(number + 1, count)
+    place.check_mine(mark, versions)
+    for name in place.shards() - names:
+        place.remove(name)  # before an index says that all here is of this pack
     index = merged(parts)
-    if known is None:
-        place.write(INDEX, encode_index(index))
-        ours = {INDEX, *map(shard_name, range(count))}
-        leftovers = {_MARK, *map(_part_name, range(count)), *filter(_SHARD.fullmatch, there)} - ours
-        for name in sorted(leftovers, key=_MARK.__eq__):  # the mark last
-            place.remove(name)
+    place.write(INDEX, encode_index(index))
+    for name in [*filter(_PARTS.fullmatch, place.files()), MARK]:
+        place.remove(name)
     return _report(plan, index, made)
 
 
@@ -123,23 +145,29 @@ def _report(plan: PackPlan, index: PackIndex, made: int) -> PackReport:
 
 def _take(
     place: _Folder, plan: PackPlan, known: PackIndex | None, there: Mapping[str, int], *, overwrite: bool
-) -> None:
-    """Take the folder for this plan, which is not the one that the index there is of."""
-    if place.mark(there) == plan.digest:
-        return
-    held = [name for name in there if _SHARD.fullmatch(name)]
-    if (known is not None or _MARK in there or held) and not overwrite:
-        what = "a finished pack" if known is not None else "an unfinished pack" if _MARK in there else "tar shards"
+) -> PackMark:
+    """Take the folder for a run of this plan."""
+    before = read_mark(place.at(MARK), place.reads) if MARK in there else None
+    digests = [each.plan for each in (known, before) if each is not None]
+    others = [digest for digest in digests if digest != plan.digest]
+    held = [name for name in there if name in (INDEX, MARK) or _SHARD.fullmatch(name)]
+    if held and not overwrite and (others or not digests):
+        if others:
+            state = "a finished" if known is not None else "an unfinished"
+            what = f"{state} pack that {difference(others[0], plan.digest)}"
+        else:
+            what = f"{held[0]}, which is of no pack"
         raise PipelineError(
-            f"{place.folder} holds {what} of other files, of the same files as they were before, or of other"
-            " --shard-bytes or --seed. Choose another folder, or replace what is there with --overwrite"
+            f"{place.folder} holds {what}. Choose another folder, or replace what is there with --overwrite"
         )
-    place.write(_MARK, msgspec.json.encode(_Mark(plan.digest)))
-    if known is not None:  # of shards that go, one by one
+    mark = PackMark(plan.digest, uuid.uuid4().hex)
+    place.write(MARK, msgspec.json.encode(mark))
+    if INDEX in there and (known is None or known.plan != plan.digest):  # of shards that go, one by one
         place.remove(INDEX)
+    return mark
 
 
-def _make_shard(place: _Folder, plan: PackPlan, number: int) -> PackIndex:
+def _make_shard(place: _Folder, plan: PackPlan, number: int, mark: PackMark) -> PackIndex:
     """Write one shard and behind it its part of the index, whose being there says that the shard is whole."""
     keys: list[str] = []
     extents: list[tuple[int, int, int]] = []
@@ -153,10 +181,12 @@ def _make_shard(place: _Folder, plan: PackPlan, number: int) -> PackIndex:
             at += len(image)
         file.write(bytes(2 * tarfile.BLOCKSIZE))
         size = file.tell()
+        place.check_mine(mark)
     offset, length, crc32 = np.array(extents, np.int64).T
     shard = np.zeros(len(keys), np.int32)
     name = PackedShard(shard_name(number), size)
     part = PackIndex(plan.digest, [name], shard, offset, length, crc32.astype(np.uint32), keys)
+    place.check_mine(mark)
     place.write(_part_name(number), encode_index(part))
     return part
 
@@ -178,17 +208,26 @@ def _contents(
 
 
 def _read(some: list[tuple[str, list[PackedFile]]], reads: Reads) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    entries = [Entry(file.location, 0, file.size, "", file.size) for _, files in some for file in files]
-    contents = iter(reads.fetch(entries))
-    for key, files in some:
-        members = [(file.name, next(contents)) for file in files]
-        for file, (_, data) in zip(files, members, strict=True):
-            if len(data) != file.size:
-                raise SourceError(
-                    f"{file.location} has {len(data)} bytes now, and had {file.size} when it was listed: it changed"
-                    " while it was packed. Run the command again when it no longer does"
-                )
-        yield key, members
+    entries = [Entry(file.location, 0, file.size, file.stamp, file.size) for _, files in some for file in files]
+    try:
+        contents = iter(reads.fetch(entries))
+        for key, files in some:
+            members = [(file.name, next(contents)) for file in files]
+            for file, (_, data) in zip(files, members, strict=True):
+                _check_unchanged(file, data)
+            yield key, members
+    except (SourceChangedError, SourceNotFoundError) as error:
+        raise SourceChangedError(
+            f"{error}. A pack holds files as they were listed: once they stay as they are, run the command again, with"
+            " --overwrite, as it is another pack"
+        ) from error
+
+
+def _check_unchanged(file: PackedFile, data: bytes) -> None:
+    """Raise if a file was replaced after it was listed; of one in a store its answer was compared."""
+    near = not storage.is_remote(file.location)
+    if len(data) != file.size or (near and stamp_of(storage.stat(file.location).version) != file.stamp):
+        raise SourceChangedError(f"{file.location} is not what it was when it was listed")
 
 
 def _tar(members: list[tuple[str, bytes]]) -> bytes:
@@ -224,7 +263,7 @@ def _verified(place: _Folder, verified: PackProgress) -> VerifyReport:
     index = place.index()
     if index is None:
         raise SourceNotFoundError(
-            f"{place.at(INDEX)} is not there, or is no index of a pack: make one with millrace pack"
+            f"{place.at(INDEX)} is not there, or can't be read as the index of a pack: pack the files again"
         )
     count = len(index.shards)
     wrong: list[str] = []
@@ -234,25 +273,29 @@ def _verified(place: _Folder, verified: PackProgress) -> VerifyReport:
         for said in storage.concurrently(lambda number: _verify(place, index, number), some, at_once):
             wrong += said
         verified(some[-1] + 1, count)
+    names = {shard.name for shard in index.shards}
+    wrong += [f"{place.at(name)} is of no sample in the index: remove it" for name in sorted(place.shards() - names)]
     return VerifyReport(count, len(index.keys), wrong)
 
 
 def _verify(place: _Folder, index: PackIndex, number: int) -> list[str]:
     shard, rows = index.shards[number], index.rows(number)
     location = place.at(shard.name)
-    try:
-        found = storage.stat(location).size
-    except SourceNotFoundError:
-        return [f"{location} is not there"]
-    if found != shard.bytes:
-        return [f"{location} has {found} bytes, and the index says {shard.bytes}"]
+    remedy = "remove the file, and run millrace pack again with the files"
     wrong = []
     extents = zip(index.offset[rows].tolist(), index.bytes[rows].tolist(), index.crc32[rows].tolist(), strict=True)
-    with place.reads.open(Entry(location, 0, shard.bytes, "", shard.bytes)) as stream:
-        for key, (offset, size, crc32) in zip(index.keys[rows], extents, strict=True):
-            stream.seek(offset)
-            if zlib.crc32(stream.read(size)) != crc32:
-                wrong.append(f"{location}: the sample {key!r}, {size} bytes from byte {offset} on, is damaged")
+    try:
+        found = storage.stat(location).size
+        if found != shard.bytes:
+            return [f"{location} has {found} bytes, and the index says {shard.bytes}: {remedy}"]
+        with place.reads.open(Entry(location, 0, shard.bytes, "", shard.bytes)) as stream:
+            for key, (offset, size, crc32) in zip(index.keys[rows], extents, strict=True):
+                stream.seek(offset)
+                if zlib.crc32(stream.read(size)) != crc32:
+                    where = f"{size} bytes from byte {offset} on"
+                    wrong.append(f"{location}: the sample {key!r}, {where}, is damaged: {remedy}")
+    except SourceError as error:
+        wrong.append(str(error))
     return wrong
 
 
@@ -268,6 +311,8 @@ class _Folder:
     """
 
     def __init__(self, folder: str, reads: Reads) -> None:
+        if not folder:
+            raise PipelineError("the folder to pack into has an empty name")
         self.reads = reads
         self.folder = folder.rstrip("/") or "/"
         self._remote = storage.is_remote(folder)
@@ -283,16 +328,42 @@ class _Folder:
         name = _part_name(number)
         return read_index(self.at(name), self.reads) if name in there else None
 
-    def mark(self, there: Mapping[str, int]) -> str:
-        """Digest of the plan of the pack that is being made here; empty if there is none."""
-        if _MARK not in there:
-            return ""
-        try:
-            return msgspec.json.decode(storage.read(self.at(_MARK)), type=_Mark).plan
-        except msgspec.MsgspecError as error:
-            raise SourceCorruptError(
-                f"{self.at(_MARK)} is not what millrace pack wrote ({error}): remove it"
-            ) from error
+    def check_is_none_of(self, locations: Iterable[str]) -> None:
+        """Refuse files that lie where shards are to be written.
+
+        Raises:
+            PipelineError: names one.
+        """
+        within = f"{storage.absolute(self.folder)}/"
+        for location in locations:
+            if location.startswith(within):
+                raise PipelineError(
+                    f"{location} is to be packed, and lies in the folder to pack into. Choose a folder that no pattern"
+                    " matches files in"
+                )
+
+    def check_mine(self, mark: PackMark, versions: Mapping[str, str] | None = None) -> None:
+        """Raise if another run has taken the folder, or shards are in other versions than these.
+
+        Raises:
+            SourceError: another run writes here.
+        """
+        found = read_mark(self.at(MARK), self.reads)
+        changed = [name for name, version in (versions or {}).items() if self.version(name) != version]
+        if found != mark or changed:
+            for name in changed:
+                self.remove(f"{name}.part")
+            raise SourceError(
+                f"{self.folder}: another millrace pack has begun to write there. Let one of them end, and run it again"
+            )
+
+    def version(self, name: str) -> str:
+        """Version of a file here."""
+        return storage.stat(self.at(name)).version
+
+    def shards(self) -> set[str]:
+        """Names of the shards here, whoever made them."""
+        return {name for name in self.files() if _SHARD.fullmatch(name)}
 
     def files(self) -> dict[str, int]:
         """Names and sizes in bytes of the files here."""
@@ -321,7 +392,7 @@ class _Folder:
                 storage.write(self.at(name), file)
             return
         folder = storage.local_path(self.folder)
-        partial = os.path.join(folder, f".{name}.partial")
+        partial = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.partial")
         try:
             os.makedirs(folder, exist_ok=True)
             with open(partial, "wb") as file:
