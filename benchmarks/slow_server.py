@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
+
+_RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
+_INDEX = re.compile(rb"[A-Z]+ \S+\.(idx|index|parquet) ")
+"""Requests for files beside those that are there."""
+_VERSION = b'ETag: "1"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT'
 
 
 class FarServer:
@@ -17,10 +23,10 @@ class FarServer:
         peak: most of them that were under way at once.
     """
 
-    def __init__(self, latency_s: float, size: int) -> None:
+    def __init__(self, latency_s: float, body: bytes) -> None:
         self.url = ""
         self.reads = self.peak = self._now = 0
-        self._latency_s, self._body = latency_s, bytes(size)
+        self._latency_s, self._body = latency_s, body
 
     def forget(self) -> None:
         """Begins to count anew."""
@@ -28,11 +34,13 @@ class FarServer:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        version = b'ETag: "1"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT'
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n\r\n" % (len(self._body), version)
         with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 request = await reader.readuntil(b"\r\n\r\n")
+                if _INDEX.match(request):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                head, part = self._found(request)
                 if request.startswith(b"HEAD"):
                     writer.write(head)
                     continue
@@ -40,19 +48,34 @@ class FarServer:
                 self.peak = max(self.peak, self._now)
                 await asyncio.sleep(self._latency_s)
                 self._now -= 1
-                writer.write(head + self._body)
+                writer.write(head)
+                writer.write(part)
                 await writer.drain()
+
+    def _found(self, request: bytes) -> tuple[bytes, memoryview]:
+        """Head and body of the answer: all of the file, or the range that is asked for."""
+        start, stop, kind, where = 0, len(self._body), b"200 OK", b""
+        if asked := _RANGE.search(request):
+            start, stop, kind = int(asked[1]), min(int(asked[2]) + 1, stop), b"206 Partial Content"
+            where = b"\r\nContent-Range: bytes %d-%d/%d" % (start, stop - 1, len(self._body))
+        head = b"HTTP/1.1 %b\r\nContent-Length: %d%b\r\n%b\r\n\r\n" % (kind, stop - start, where, _VERSION)
+        return head, memoryview(self._body)[start:stop]
 
 
 @contextlib.contextmanager
-def far_server(*, latency_s: float, size: int = 100) -> Iterator[FarServer]:
+def far_server(*, latency_s: float, size: int = 100, body: bytes | None = None) -> Iterator[FarServer]:
     """Starts a server on a thread.
 
     Args:
         latency_s: seconds until a file comes; being told of it takes none.
         size: bytes of every file.
+        body: what is in every file; None: zeros.
     """
-    server, ready, stop = FarServer(latency_s, size), threading.Event(), asyncio.Event()
+    server, ready, stop = (
+        FarServer(latency_s, bytes(size) if body is None else body),
+        threading.Event(),
+        asyncio.Event(),
+    )
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:

@@ -182,9 +182,11 @@ class ReadScheduler:
         """Announce the tasks that come next, in order, in place of those that ``owner`` announced before."""
         coming = {(account, owner, *key): feed for key, feed in tasks}
         with self._lock:
-            others = {key: queue for key, queue in self._expected.items() if key[:2] != (account, owner)}
-            ours = {key: self._expected.get(key) or self._queue(account, COMING, feed) for key, feed in coming.items()}
-            gone = [queue for key, queue in self._expected.items() if key not in others and key not in ours]
+            mine = {key: queue for key, queue in self._expected.items() if key[:2] == (account, owner)}
+            others = {key: queue for key, queue in self._expected.items() if key not in mine}
+            ours = {key: queue for key, queue in mine.items() if queue.live and key[1:] in account.tasks}  # they run
+            ours |= {key: mine.get(key) or self._queue(account, COMING, feed) for key, feed in coming.items()}
+            gone = [queue for key, queue in mine.items() if key not in ours]
             self._expected = {**others, **ours}
             for queue in gone:
                 self._drop_all(queue)
@@ -266,8 +268,12 @@ class ReadScheduler:
 
     def _has_room(self, queue: Queue) -> bool:
         account, size = queue.account, queue.coming[0].bytes
-        tasks = max(1, len(account.tasks)) if queue.rank < COMING else 1
-        return queue.held + size <= account.budget and account.held + size <= tasks * account.budget
+        if queue.rank == COMING:
+            return account.held + size <= account.budget
+        # What was read for tasks to come must not hold up the one that runs.
+        ahead = sum(each.held for each in self._expected.values() if each.account is account)
+        tasks = max(1, len(account.tasks))
+        return queue.held + size <= account.budget and account.held - ahead + size <= tasks * account.budget
 
     def _begin(self, queue: Queue) -> bool:
         """Begin the read that comes next in ``queue``; False if the system has no thread for it."""
@@ -463,11 +469,11 @@ class ReadScheduler:
 
     def _hedge_after_s(self, read: ScheduledRead) -> float | None:
         """Choose the seconds to wait before the request is made a second time; None: it is not, for now."""
-        with self._lock:
-            if not read.began or read.hedged or read.retried:
-                return None
-            after_s = read_hedging.hedge_after_s(self._durations_of(read), self._requests, self._hedged)
-            return None if after_s is None else read.began + after_s - clock()
+        if not read.began or read.hedged or read.retried:
+            return None
+        durations = list(self._durations_of(read))  # a copy, as the lock is for short work
+        after_s = read_hedging.hedge_after_s(durations, self._requests, self._hedged)
+        return None if after_s is None else read.began + after_s - clock()
 
     def _look_after(self, read: ScheduledRead, *, hedge: bool) -> None:
         """Have a read go on that takes long: by a second request, or on this thread if no other could be begun."""

@@ -169,7 +169,7 @@ class Reads:
 
         Args:
             owner: who runs them one after the other.
-            tasks: by a name of the task, the entries that it will ask for.
+            tasks: by a name of the task, the entries that it will ask for; the one that runs is the first of them.
         """
         self._scheduler.expect(self.account, owner, tasks)
 

@@ -402,3 +402,17 @@ def test_whatever_was_announced_who_asks_gets_what_is_there(data: st.DataObject)
     assert (store.reads.account.held, store.reads.account.under_way) == (0, 0)
     assert not store.reads._scheduler._ahead
     assert not store.reads.account.tasks
+
+
+def test_what_runs_is_still_announced_when_only_what_comes_is() -> None:
+    store = Store(chosen=4)
+    store.reads.expect("a", [((0, 1), feed(1, 2, 3, 4, 5, 6)), ((0, 2), feed(11, 12))])
+    with store.reads.announce("a", (0, 1), feed(1, 2, 3, 4, 5, 6)):
+        for number in range(1, 7):
+            assert store.fetch(number) == [number]
+            store.reads.expect("a", [((0, 2), feed(11, 12))])
+            store.reads.expect("a", [((0, 1), feed(1, 2, 3, 4, 5, 6)), ((0, 2), feed(11, 12))])
+    store.go(len(store.waiting))
+    store.reads.expect("a", [])
+    assert sorted(store.asked) == [1, 2, 3, 4, 5, 6, 11, 12], "each once"
+    assert store.reads.account.held == 0
