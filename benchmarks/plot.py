@@ -84,6 +84,13 @@ TARGETS = (
             ("handing over by TCP", _TCP, "raw socket", 0.8),
         )
     ),
+    *(
+        Target(
+            f"of a link of 200 Mbit/s at 50 ms, {what}", "far_link", "link", f"{what}, millrace, in process", least=0.9
+        )
+        for what in ("objects", "a shard")
+    ),
+    Target("600 files at 300 ms, of 64 threads", "far", "files", _IN_PROCESS, "64 threads", least=0.9),
     Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
     Target(
