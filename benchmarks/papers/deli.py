@@ -83,6 +83,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "50/50": {"cache": LIMITED, "fetch_size": -1},
 }
 OURS = "50/50"
+QUICK = ("bucket", "disk", OURS)
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def run_trial(workload: Workload, trial: int, options: argparse.Namespace) -> di
             fetch_s = probe["epochs"][0]["waited"] / probe["epochs"][0]["samples"]
             setting = dataclasses.replace(setting, compute_s=COMPUTED * workload.heavier * fetch_s)
             found: dict[str, Any] = {}
-            for name, way in WAYS.items():
+            for name, way in options.ways.items():
                 chosen = way_of(setting, way)
                 result = run_ranks(store, chosen)
                 epochs = result["epochs"]
@@ -247,19 +248,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{name}, trial {trial + 1} of {options.trials}", flush=True)
             results.setdefault(name, []).append(run_trial(WORKLOADS[name], trial, options))
     met = [row for name, trials in results.items() for row in aims(name, trials)]
-    heads = ["", *WAYS]
+    heads = ["", *options.ways]
     table = [heads]
     for name, trials in results.items():
-        ways = [statistics.median(trial["ways"][way]["loading"] for trial in trials) for way in WAYS]
+        ways = [statistics.median(trial["ways"][way]["loading"] for trial in trials) for way in options.ways]
         table.append([f"{name}: seconds of an epoch spent loading", *(f"{each:.2f}" for each in ways)])
-        shares = [statistics.median(trial["ways"][way]["miss_rate"] for trial in trials) for way in WAYS]
-        rates = ["" if way in ("bucket", "disk") else f"{each:.0%}" for way, each in zip(WAYS, shares, strict=True)]
+        shares = [statistics.median(trial["ways"][way]["miss_rate"] for trial in trials) for way in options.ways]
+        rates = [
+            "" if way in ("bucket", "disk") else f"{each:.0%}" for way, each in zip(options.ways, shares, strict=True)
+        ]
         table.append([f"{name}: reads that missed the cache", *rates])
     for row in met:
         verdict = "met" if row["met"] else "MISSED"
         print(f"{row['workload']}: {row['aim']} {row['value']:.3f} (asked {row['asked']}): {verdict}")
     rounds = [
-        {way: {f"{name}, loading": results[name][trial]["ways"][way]["loading"] for name in results} for way in WAYS}
+        {
+            way: {f"{name}, loading": results[name][trial]["ways"][way]["loading"] for name in results}
+            for way in options.ways
+        }
         for trial in range(options.trials)
     ]
     modelled = "the link (a proxy), and computing (a wait)"
@@ -277,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="little of everything, for tests: nothing is aimed at")
     parser.add_argument("--json", metavar="FILE", help="writes every figure here, too")
     options = parser.parse_args(arguments)
+    options.ways = {name: WAYS[name] for name in WAYS if not options.quick or name in QUICK}
     if options.quick:
         options.samples, options.trials, options.ranks = 2 * BATCH, 1, 1
     on = machine()
