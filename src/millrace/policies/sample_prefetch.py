@@ -63,3 +63,17 @@ def is_due(waiting: int, unread: int, threshold: int) -> bool:
         threshold: of :class:`PrefetchSizes`.
     """
     return waiting == 0 or waiting + unread <= threshold
+
+
+def worth_asking(drawn: int, unread: int, room: int | None) -> int:
+    """Decide how many of the samples drawn to ask for: those that the cache can hold beside what is unread.
+
+    A sampler may draw more, as a batch has to be handed out before any of it is read. To fetch them would put samples
+    out that are still to be read, so that both were fetched again.
+
+    Args:
+        drawn: samples that come next.
+        unread: samples asked for or handed out before them that nobody has read yet.
+        room: samples that the cache can hold; None: not known yet.
+    """
+    return drawn if room is None else max(0, min(drawn, room - unread))

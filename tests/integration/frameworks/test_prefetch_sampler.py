@@ -184,6 +184,21 @@ def test_a_sampler_of_batches(cache):
         assert sorted(read(loader)) == list(range(COUNT))
 
 
+def test_no_more_is_fetched_ahead_than_a_cache_smaller_than_a_batch_can_hold(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(prefetcher.Prefetcher, "ask", lambda self, numbers, unread: asked.extend(numbers))
+    with contextlib.closing(SampleCache(max_samples=4)) as small:
+        cached = CachedDataset(Squares(), small)
+        with prefetching(SequentialSampler(cached), cached) as sampler:
+            indices = iter(sampler)
+            assert list(itertools.islice(indices, 20)) == list(range(20))  # as a batch is drawn before it is read
+            assert asked == [0, 1, 2, 3]
+            for index in range(20):
+                assert cached[index][0] == index
+            next(indices)
+            assert asked[4:] == [20, 21]
+
+
 def test_a_sampler_travels_to_another_process_as_other_samplers_do(cache):
     cached = CachedDataset(Squares(), cache)
     subset = Subset(cached, range(50, 150))

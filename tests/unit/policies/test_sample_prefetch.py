@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.sample_prefetch import MOST_FETCHED, UNKNOWN_FETCH, PrefetchSizes, is_due, prefetch_sizes
+from millrace.policies.sample_prefetch import (
+    MOST_FETCHED,
+    UNKNOWN_FETCH,
+    PrefetchSizes,
+    is_due,
+    prefetch_sizes,
+    worth_asking,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,20 +47,29 @@ def test_the_reason_says_what_was_given():
 def simulate(room, ahead, count=5000):
     """Largest number of samples asked for and not read, if a loop reads ``ahead`` samples behind the sampler."""
     fetch, threshold = prefetch_sizes(room).value
-    asked = handed = most = 0
+    asked: set[int] = set()
+    drawn = handed = most = 0
     while handed < count:
         unread = min(handed, ahead)
-        if is_due(asked - handed, unread, threshold):
-            asked += fetch
-        most = max(most, asked - handed + unread)
+        if is_due(drawn - handed, unread, threshold):
+            asked.update(range(drawn, drawn + worth_asking(fetch, drawn - handed + unread, room)))
+            drawn += fetch
+        most = max(most, sum(number >= handed - unread for number in asked))
+        asked = {number for number in asked if number >= handed - unread}
         handed += 1
     return most
 
 
-@given(room=st.integers(2, 3000), share=st.floats(0, 0.5))
+@given(room=st.integers(1, 300), share=st.floats(0, 3))
 def test_what_is_asked_for_and_not_read_fits_into_the_cache(room, share):
-    ahead = int(room * share) - 1
-    assert simulate(room, max(0, ahead)) <= room
+    assert simulate(room, int(room * share), 1000) <= room
+
+
+def test_as_much_is_asked_for_as_the_cache_can_hold():
+    assert worth_asking(10, 0, None) == 10
+    assert worth_asking(10, 90, 100) == 10
+    assert worth_asking(10, 95, 100) == 5
+    assert worth_asking(10, 120, 100) == 0
 
 
 def test_a_threshold_that_forgets_what_workers_have_in_hand_would_overfill_the_cache():

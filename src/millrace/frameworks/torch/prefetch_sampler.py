@@ -16,7 +16,7 @@ from millrace.errors import PipelineError
 from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
 from millrace.frameworks.torch.prefetcher import Prefetcher
 from millrace.policies.decision import Decision
-from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes
+from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes, worth_asking
 from millrace.whole_numbers import whole
 
 Place = tuple[CachedDataset, int]
@@ -109,8 +109,11 @@ class PrefetchSampler(Sampler[Any]):
 
     def sizes(self) -> Decision[PrefetchSizes]:
         """Decide how much is fetched ahead now; the reason says why."""
+        return prefetch_sizes(self._room(), *self._chosen)
+
+    def _room(self) -> int | None:
         rooms = [room for each in self._datasets if (room := each.room()) is not None]
-        return prefetch_sizes(min(rooms, default=None), *self._chosen)
+        return min(rooms, default=None)
 
     def __iter__(self) -> Iterator[Any]:
         coming: deque[tuple[Any, int]] = deque()  # what the sampler gave, and for how many samples it stands
@@ -125,8 +128,10 @@ class PrefetchSampler(Sampler[Any]):
                         fetch_size, threshold = self.sizes().value
                         fresh, source = _draw(source, fetch_size)
                         coming.extend(fresh)
-                        waiting += sum(count for _, count in fresh)
-                        self._ask(fresh, waiting + unread)
+                        drawn = sum(count for _, count in fresh)
+                        most = worth_asking(drawn, waiting + unread, self._room())
+                        waiting += drawn
+                        self._ask(fresh, most, waiting + unread)
                 if not coming:
                     return
                 item, count = coming.popleft()
@@ -159,12 +164,13 @@ class PrefetchSampler(Sampler[Any]):
     def _reads(self) -> int:
         return sum(each.reads() for each in self._datasets)
 
-    def _ask(self, drawn: Sequence[tuple[Any, int]], unread: int) -> None:
+    def _ask(self, drawn: Sequence[tuple[Any, int]], most: int, unread: int) -> None:
+        """Have the first ``most`` of the samples drawn fetched, ``unread`` of which and before are to be read."""
         wanted: dict[int, tuple[CachedDataset, list[int]]] = {}
-        for item, _ in drawn:
-            for index in item if isinstance(item, (list, tuple)) else (item,):
-                cached, number = self._place(index)
-                wanted.setdefault(id(cached), (cached, []))[1].append(number)
+        indices = (index for item, _ in drawn for index in (item if isinstance(item, (list, tuple)) else (item,)))
+        for index in itertools.islice(indices, most):
+            cached, number = self._place(index)
+            wanted.setdefault(id(cached), (cached, []))[1].append(number)
         for key, (cached, numbers) in wanted.items():
             if key not in self._prefetchers:
                 self._prefetchers[key] = Prefetcher(cached, self.threads)
