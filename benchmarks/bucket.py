@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import numpy as np
 from benchmarks.bucket_readers import PREPARED, READERS, SHARD_BYTES
 from benchmarks.far_store import FarStore, far_store
 from benchmarks.machine import machine
+from benchmarks.papers.report import write
 
 QUESTION = "How many samples a second does a training get straight from a bucket?"
 SIDE = 64
@@ -177,22 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 statistics.median(each[key] for each in mine) for key in ("cold", "second", "first batch", "requests")
             )
             table.append([name, *(f"{value:.4g}" for value in values)])
-    if options.json:
-        told = sys.argv[1:] if arguments is None else arguments
-        report = {
-            "benchmark": "bucket",
-            "question": QUESTION,
-            "command": shlex.join(["python", "-m", "benchmarks.bucket", *told]),
-            "machine": on,
-            "modelled": "the link (a proxy)",
-            "link": {"samples_per_s": options.samples / link, "delay_ms": options.delay_ms, "mbit": options.mbit},
-            "rounds": rounds,
-            "table": table,
-            "missed": missed,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
+    report = {
+        "modelled": "the link (a proxy)",
+        "link": {"samples_per_s": options.samples / link, "delay_ms": options.delay_ms, "mbit": options.mbit},
+        "rounds": rounds,
+        "table": table,
+        "missed": missed,
+    }
+    write(options.json, "benchmarks.bucket", QUESTION, arguments, on, report)
     if missed:
         print(f"not ahead of: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0

@@ -22,7 +22,6 @@ import dataclasses
 import io
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ import numpy as np
 from benchmarks.far_store import FarStore, far_store
 from benchmarks.machine import machine
 from benchmarks.papers.deli_rank import Setting
+from benchmarks.papers.report import verdict, write
 
 QUESTION = "How long does a training wait for data that it reads straight from a bucket?"
 RANKS = 3
@@ -235,9 +235,7 @@ def aims(name: str, trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         ("epoch, of a local disk's", epoch, epoch <= DISK_EPOCH, f"<= {DISK_EPOCH}"),
         ("loading, of a local disk's", loading, loading <= DISK_LOADING, f"<= {DISK_LOADING}"),
     )
-    return [
-        {"workload": name, "aim": aim, "value": value, "asked": asked, "met": met} for aim, value, met, asked in rows
-    ]
+    return [{"aim": f"{name}: {aim}", "value": value, "asked": asked, "met": met} for aim, value, met, asked in rows]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -258,9 +256,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "" if way in ("bucket", "disk") else f"{each:.0%}" for way, each in zip(options.ways, shares, strict=True)
         ]
         table.append([f"{name}: reads that missed the cache", *rates])
-    for row in met:
-        verdict = "met" if row["met"] else "MISSED"
-        print(f"{row['workload']}: {row['aim']} {row['value']:.3f} (asked {row['asked']}): {verdict}")
     rounds = [
         {
             way: {f"{name}, loading": results[name][trial]["ways"][way]["loading"] for name in results}
@@ -288,19 +283,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.samples, options.trials, options.ranks = 2 * BATCH, 1, 1
     on = machine()
     found = measure(options)
-    if options.json:
-        command = shlex.join(
-            ["python", "-m", "benchmarks.papers.deli", *(sys.argv[1:] if arguments is None else arguments)]
-        )
-        report = {"benchmark": "papers.deli", "question": QUESTION, "command": command, "machine": on, **found}
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-    missed = [f"{row['workload']}: {row['aim']}" for row in found["aims"] if not row["met"]]
-    if missed and not options.quick:
-        print(f"missed: {'; '.join(missed)}", file=sys.stderr)
-        return 1
-    return 0
+    write(options.json, "benchmarks.papers.deli", QUESTION, arguments, on, found)
+    missed = verdict(found["aims"])
+    return 0 if options.quick else missed
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -35,6 +33,7 @@ from benchmarks.papers.deli import (
     way_of,
 )
 from benchmarks.papers.deli_rank import Setting
+from benchmarks.papers.report import verdict, write
 
 QUESTION = "How often is a sample not in the cache?"
 FETCH = 0.05
@@ -138,37 +137,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trial {trial + 1} of {options.trials}", flush=True)
         trials.append(run_trial(trial, options.samples))
     met = aims(trials)
-    for row in met:
-        print(f"{row['aim']}: {row['value']:.3f} (asked {row['asked']}): {'met' if row['met'] else 'MISSED'}")
     table = [["", "first epoch", "second epoch"]]
     for figure, ways in trials[0].items():
         for way in ways:
             rates = (statistics.median(trial[figure][way][epoch] for trial in trials) for epoch in range(EPOCHS))
             table.append([f"{figure}: {way}", *(f"{rate:.1%}" for rate in rates)])
-    if options.json:
-        told = sys.argv[1:] if arguments is None else arguments
-        report = {
-            "benchmark": "papers.deli_misses",
-            "question": QUESTION,
-            "command": shlex.join(["python", "-m", "benchmarks.papers.deli_misses", *told]),
-            "machine": on,
-            "modelled": "the link (a proxy), and computing (a wait)",
-            "rounds": [
-                {
-                    f"{figure}: {way}": {"missed": rates[-1]}
-                    for figure, ways in trial.items()
-                    for way, rates in ways.items()
-                }
-                for trial in trials
-            ],
-            "table": table,
-            "aims": met,
-            "results": trials,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-    return 0 if all(row["met"] for row in met) else 1
+    rounds = [
+        {f"{figure}: {way}": {"missed": rates[-1]} for figure, ways in trial.items() for way, rates in ways.items()}
+        for trial in trials
+    ]
+    modelled = "the link (a proxy), and computing (a wait)"
+    report = {"modelled": modelled, "rounds": rounds, "table": table, "aims": met, "results": trials}
+    write(options.json, "benchmarks.papers.deli_misses", QUESTION, arguments, on, report)
+    return verdict(met)
 
 
 if __name__ == "__main__":

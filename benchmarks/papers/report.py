@@ -28,15 +28,44 @@ def main(
     options = parser.parse_args(arguments)
     on = machine()
     found = measure()
-    if options.json:
-        report = {
-            "benchmark": module.removeprefix("benchmarks."),
-            "question": question,
-            "command": shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
-            "machine": on,
-            **found,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
+    write(options.json, module, question, arguments, on, found)
     return found
+
+
+def write(
+    path: str | None,
+    module: str,
+    question: str,
+    arguments: Sequence[str] | None,
+    on: Mapping[str, Any],
+    found: Mapping[str, Any],
+) -> None:
+    """Writes what an experiment found.
+
+    Args:
+        path: of the file; None: nowhere.
+        module: its full name.
+        question: one sentence.
+        arguments: of the command line; None: this process's.
+        on: what :func:`benchmarks.machine.machine` said before it began.
+        found: figures that JSON can hold.
+    """
+    if not path:
+        return
+    report = {
+        "benchmark": module.removeprefix("benchmarks."),
+        "question": question,
+        "command": shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
+        "machine": on,
+        **found,
+    }
+    with open(path, "w") as file:
+        json.dump(report, file, indent=2)
+        file.write("\n")
+
+
+def verdict(aims: Sequence[Mapping[str, Any]]) -> int:
+    """Prints what was aimed at (``aim``, ``value``, ``asked``, ``met`` of each); returns the exit status."""
+    for row in aims:
+        print(f"{row['aim']}: {row['value']:.3f} (asked {row['asked']}): {'met' if row['met'] else 'MISSED'}")
+    return 0 if all(row["met"] for row in aims) else 1

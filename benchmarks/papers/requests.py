@@ -12,9 +12,7 @@ Pieces of little data are small, so that tasks have some to mix: 64 KiB, and 4 M
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,6 +24,7 @@ import numpy as np
 
 from benchmarks.far_store import BUCKET, FarStore, far_store
 from benchmarks.machine import machine
+from benchmarks.papers.report import verdict, write
 from millrace import Dataset
 
 QUESTION = "How many requests does a training make?"
@@ -137,26 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with far_store(root, 0.0, parts=True) as store:
             found = run(store, options.objects)
     met = aims(found, options.objects)
-    for row in met:
-        print(f"{row['aim']}: {row['value']:.3f} (asked {row['asked']}): {'met' if row['met'] else 'MISSED'}")
-    if options.json:
-        told = sys.argv[1:] if arguments is None else arguments
-        table = [["", "requests", "for each sample read"]]
-        table += [[name, f"{each['requests']:.0f}", f"{each['of a sample']:.4f}"] for name, each in found.items()]
-        report = {
-            "benchmark": "papers.requests",
-            "question": QUESTION,
-            "command": shlex.join(["python", "-m", "benchmarks.papers.requests", *told]),
-            "machine": on,
-            "modelled": "nothing",
-            "rounds": [found],
-            "table": table,
-            "aims": met,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-    return 0 if all(row["met"] for row in met) else 1
+    table = [["", "requests", "for each sample read"]]
+    table += [[name, f"{each['requests']:.0f}", f"{each['of a sample']:.4f}"] for name, each in found.items()]
+    report = {"modelled": "nothing", "rounds": [found], "table": table, "aims": met}
+    write(options.json, "benchmarks.papers.requests", QUESTION, arguments, on, report)
+    return verdict(met)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from millrace.sources import storage
 from millrace.sources.tarfiles import BLOCK
 
 SHARD_BYTES = 64 << 20
-"""Size in bytes of a shard where the user names none: a second or less of most links."""
+"""Size in bytes of a shard where the user names none: few objects to list, and little to make again after a crash."""
 
 _META = re.compile(r"__[^/]*__($|/)")
 """Paths that WebDataset keeps for itself."""
