@@ -129,7 +129,7 @@ class EpochBuffer:
         """Tasks that leave nothing over, as was heard."""
         self._tasks: dict[int, TaskArrivals] = {}
         self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused if in_order
-        self._share: set[int] | None = None
+        self._missing: set[int] | None = None  # of the consumer's share, once it is known
         self._moved: set[int] = set()
         self._ended: list[tuple[int, int]] = []
         self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
@@ -194,6 +194,8 @@ class EpochBuffer:
         inbox.again &= not last
         if ended:
             inbox.complete = True
+            if self._missing is not None:
+                self._missing.discard(task)
             self._ended.append((task, inbox.held))
             inbox.skipped = skipped
             self.skipped += skipped
@@ -245,7 +247,7 @@ class EpochBuffer:
 
     def ends(self, tasks: Sequence[int]) -> None:
         """Note that the consumer's share of the epoch is these tasks and no others."""
-        self._share = set(tasks)
+        self._missing = {task for task in tasks if not self.holds(task)[1]}
 
     @property
     def finished(self) -> bool:
@@ -255,9 +257,7 @@ class EpochBuffer:
     @property
     def all_here(self) -> bool:
         """Whether everything has arrived that there will be."""
-        if self._share is None:
-            return False
-        return all((inbox := self._tasks.get(task)) is not None and inbox.complete for task in self._share)
+        return self._missing is not None and not self._missing
 
     def unfinished(self, address: str) -> list[tuple[int, int, int]]:
         """List (task, lease, first output to ask for) of what is still to come from the worker at ``address``."""

@@ -96,7 +96,8 @@ class SharedCore:
             with self.lock:
                 if closed():
                     return None
-                self._do(self.core.actions, later)  # Ctrl-C left them, and their answer is none to this question
+                if self.core.actions:  # Ctrl-C left them, and their answer is none to this question
+                    self._do(self.core.actions, later)
                 answer = self._do(self.core.handle(item, time.perf_counter()), later)
                 if answer is None and not later:
                     self.changed.wait()
@@ -119,16 +120,16 @@ class SharedCore:
         while actions:
             action = actions[0]
             match action:
-                case io.TellWorker(address=address, message=message):
-                    connection = self._connections.connection(address)
+                case io.Decode() | io.HandedOut() | io.Over() | io.Refuse():
+                    answer = action
+                case io.TellWorker():
+                    connection, message = self._connections.connection(action.address), action.message
                     if connection is None:
                         pass
                     elif isinstance(message, data_messages.Received):
                         send(connection, message)  # before the user can have what it is about
                     else:
                         later.append(partial(send, connection, message))
-                case io.Decode() | io.HandedOut() | io.Over() | io.Refuse():
-                    answer = action
                 case io.Tell(message=word):
                     self._tell(word)
                 case io.ReportSoon():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
@@ -16,13 +19,27 @@ from millrace.worker.core.worker_inputs import Input, PeerLeft, PeerSaid
 FETCH_TIMEOUT_S = 10.0
 """Seconds for another worker to answer a connection."""
 
+_Item = tuple[data_messages.ToReader, Sequence[Any]]
+
+
+def with_end(header: data_messages.ToReader, following: data_messages.ToReader) -> data_messages.Delivery | None:
+    """Header of a task's last outputs that marks its end too; None unless ``following`` is the bare mark of that end.
+
+    The core says both as soon as it knows them. Tasks may last milliseconds: a message less for each is worth having.
+    """
+    if not (isinstance(header, data_messages.Delivery) and isinstance(following, data_messages.Delivery)):
+        return None
+    ends = following.last and not following.count and following.index == header.index + header.count
+    same = (header.epoch, header.task, header.lease) == (following.epoch, following.task, following.lease)
+    return msgspec.structs.replace(header, last=True, skipped=following.skipped) if ends and same else None
+
 
 class PeerConnection:
     """Connection of a reader, or of a tail's worker. What it is sent is bounded by its credit."""
 
     def __init__(self, connection: DataConnection) -> None:
         self._connection = connection
-        self._queue: queue.SimpleQueue[tuple[data_messages.ToReader, Sequence[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
 
     def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = ()) -> None:
         """Have a message sent, behind those before; does not wait."""
@@ -57,8 +74,14 @@ class PeerConnection:
             sender.join()
 
     def _send_all(self) -> None:
+        ahead: list[_Item | None] = []
         try:
-            while (item := self._queue.get()) is not None:
+            while (item := ahead.pop() if ahead else self._queue.get()) is not None:
+                with contextlib.suppress(queue.Empty):
+                    ahead.append(self._queue.get_nowait())
+                if ahead and ahead[0] is not None and (whole := with_end(item[0], ahead[0][0])) is not None:
+                    item = whole, item[1]
+                    ahead.clear()
                 self._connection.send(*item)
                 item = None  # shared memory is not held while nothing is sent
         except MillraceError:

@@ -25,17 +25,19 @@ class Packer:
     Args:
         encode: see :data:`Encode`.
         start: number of the first element.
+        batch: elements of the first message, as a task before this one has taught.
 
     Attributes:
+        batch: elements of the next message.
         target: bytes of a message, about; no more than twice as many, unless one element has more.
     """
 
-    def __init__(self, encode: Encode, start: int = 0, target: int = LEAST_BYTES) -> None:
+    def __init__(self, encode: Encode, start: int = 0, target: int = LEAST_BYTES, batch: int = 1) -> None:
         self._encode = encode
         self._index = start
         self.target = target
         self._elements: list[Any] = []
-        self._batch = 1
+        self.batch = batch
 
     def add(self, elements: list[Any]) -> None:
         """Add more outputs of the task, in order."""
@@ -43,8 +45,8 @@ class Packer:
 
     def messages(self, *, flush: bool) -> Iterator[OutputMessage]:
         """Yield the messages that are full; with ``flush`` also what is left."""
-        while len(self._elements) >= self._batch or (flush and self._elements):
-            group, self._elements = self._elements[: self._batch], self._elements[self._batch :]
+        while len(self._elements) >= self.batch or (flush and self._elements):
+            group, self._elements = self._elements[: self.batch], self._elements[self.batch :]
             yield from self._pack(group)
 
     def _pack(self, group: list[Any]) -> Iterator[OutputMessage]:
@@ -58,7 +60,7 @@ class Packer:
             yield from self._pack(group[middle:])
             return
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        self._batch = max(1, min(self.target * len(group) // max(size, 1), 4 * self._batch + 16, MOST))
+        self.batch = max(1, min(self.target * len(group) // max(size, 1), 4 * self.batch + 16, MOST))
         if size > 2 * self.target and len(group) > 1:  # larger elements than those before
             yield from self._pack(group[:middle])
             yield from self._pack(group[middle:])

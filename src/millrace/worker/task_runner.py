@@ -62,6 +62,9 @@ class LaneThread:
         feed: gives the core an input; what it says about this lane comes through :meth:`start` and :meth:`resume`.
         caches: of this worker.
         fetch: gets leftovers from other workers (and this one).
+
+    Attributes:
+        batch: elements that made a message of the lease before.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class LaneThread:
     ) -> None:
         self.number, self.slot = number, slot
         self._feed, self._caches, self._fetch = feed, caches, fetch
+        self.batch = 1
         self._leases: queue.SimpleQueue[tuple[JobPipeline, LeaseTask] | None] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[act.Verdict] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{slot}", daemon=True)
@@ -167,7 +171,7 @@ class _Run:
         self._expect(program, [lease, *going.coming])
         leftovers = gather(ref.job, ref.epoch, lease.holders, ask) if lease.holders else None
         outputs = 0
-        packer = Packer(codec.encode, first)
+        packer = Packer(codec.encode, first, batch=lane.batch)
         with (
             caches.using(lease, told.append) as cache,
             program.run(
@@ -191,6 +195,7 @@ class _Run:
                 packer.target = going.message_bytes
                 self._put(packer, flush=going.hungry)
             self._put(packer, flush=True)
+            lane.batch = packer.batch
             for failure in failures:
                 raise failure
             cache.whole = True

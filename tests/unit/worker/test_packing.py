@@ -61,3 +61,12 @@ def test_numbers_start_where_the_consumer_is():
     packer = Packer(encode, 7)
     packer.add([b"a", b"b"])
     assert [message.index for message in packer.messages(flush=True)] == [7, 8]
+
+
+def test_what_one_task_taught_holds_for_the_next():
+    first = Packer(encode, target=1000)
+    first.add([b"x" * 10] * 500)
+    assert len(list(first.messages(flush=True))) > 2
+    again = Packer(encode, target=1000, batch=first.batch)
+    again.add([b"x" * 10] * 50)
+    assert [message.count for message in again.messages(flush=True)] == [50]

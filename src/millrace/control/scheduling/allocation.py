@@ -190,7 +190,9 @@ def _exchanged(tx: Transaction, division: Division) -> set[str]:
     """Workers that jobs could do without, as smaller ones are free, and that are large enough for jobs that wait."""
     crew, jobs, chosen = tx.state.index.serving, tx.state.jobs, set[str]()
     free = crew.by_job.get("", ())
-    for job in [jobs[name] for name in sorted(division.waiting) if free and name in jobs and jobs[name].needs]:
+    if not free:
+        return chosen
+    for job in [jobs[name] for name in sorted(division.waiting) if name in jobs and jobs[name].needs]:
         if job.spec.statically_owned or _full(tx, job.spec.tenant) or any(fits(job, worker) for worker in free):
             continue
         for worker in crew.workers:
