@@ -43,6 +43,10 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         untrusted_cache: what to do where elements of the pipeline are kept by a tenant that this one does not trust:
             "recompute" them, and say so, or "refuse" the job.
         arrays: digests of the arrays that the bundle's functions leave out; the dispatcher had them before joining.
+        coordinated: "drop" or "mix": outputs are rounds of a batch for each consumer, see
+            ``docs/design/0017-coordinated-reads.md``, and this becomes of what does not fill one at the end of an
+            epoch; "": consumers read tasks of their own.
+        cycle_length: of ``coordinated``: so many tasks are read at a time, a round of each in turn.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see
             :mod:`millrace.control.scaling.job_placement`.
     """
@@ -67,6 +71,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     target_workers: str = "auto"
     untrusted_cache: Literal["recompute", "refuse"] = "recompute"
     arrays: tuple[str, ...] = ()
+    coordinated: Literal["", "drop", "mix"] = ""
+    cycle_length: int = 1
 
     @property
     def blobs(self) -> tuple[str, ...]:
