@@ -72,6 +72,7 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
         parts: (task, output, path) of outputs that count as not yielded though operators behind ``distribute()`` have
             handed out the first of what they make of them: all before the path, see
             :mod:`millrace.engine.run.arrival_operators`.
+        turn: of coordinated reads, the slot whose round comes next.
     """
 
     version: int = VERSION
@@ -91,6 +92,7 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
     behind: str = ""
     counts: list[int] = []
     parts: list[Part] = []
+    turn: int = 0
 
     @property
     def identity(self) -> PipelineIdentity:
@@ -121,10 +123,10 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
     lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
-    behind = {"behind": checkpoint.behind, "counts": [*checkpoint.counts]}
-    behind["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
-    found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **behind}
-    return {name: value for name, value in found.items() if name not in behind or value}
+    rare = {"behind": checkpoint.behind, "counts": [*checkpoint.counts], "turn": checkpoint.turn}
+    rare["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
+    found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **rare}
+    return {name: value for name, value in found.items() if name not in rare or value}
 
 
 def unpack(state: Any) -> Checkpoint:
@@ -160,7 +162,7 @@ def check(found: Checkpoint) -> None:
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
     counts = [found.shares, found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
-    counts += [*found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
+    counts += [found.turn, *found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
     if min(counts) < 0 or not 0 <= found.rank < found.ranks:

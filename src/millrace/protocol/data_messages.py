@@ -55,6 +55,8 @@ class Credit(BulkMessage, frozen=True, tag="Credit"):
     bytes: int
     share: int = 0
     """What each of its workers may have on their way at a time: messages should be a part of it."""
+    slot: int = 0
+    """Of coordinated jobs: for messages of tasks of this slot alone, as tasks of several are read on a connection."""
 
 
 class Received(BulkMessage, frozen=True, tag="Received"):
@@ -98,6 +100,8 @@ class Short(BulkMessage, frozen=True, tag="Short"):
     size: int
     count: int
     returned: int
+    slot: int = 0
+    """Of coordinated jobs: the slot whose message and credit these are."""
 
 
 # -- worker to worker --------------------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ def test_a_state_of_before_tasks_that_leave_nothing_over_were_told():
     assert unpack(state) == STATE
 
 
+def test_the_slot_that_is_next_is_in_states_of_coordinated_reads_alone():
+    assert "turn" not in pack(STATE)  # older versions read it
+    assert unpack(pack(msgspec.structs.replace(STATE, turn=3))).turn == 3
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
@@ -60,6 +65,7 @@ def test_a_state_of_before_tasks_that_leave_nothing_over_were_told():
         ({**pack(STATE), "later": "?"}, "damaged: not a set of tasks"),
         ({**pack(STATE), "epoch": -1}, "no number in it can be -1"),
         ({**pack(STATE), "begun": [[1, -2]]}, "no number in it can be -2"),
+        ({**pack(STATE), "turn": -1}, "no number in it can be -1"),
         ({**pack(STATE), "rank": 2, "ranks": 2}, "damaged"),
         ({**pack(STATE), "done": 21}, "task 20 of 20"),
         ({**pack(STATE), "begun": [[20, 1]]}, "task 20 of 20"),
