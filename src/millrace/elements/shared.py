@@ -149,7 +149,7 @@ class Arena:
             segment.loans += 1
             return segment, start
 
-    def give_back(self, segment: Segment, *, retire: bool = False) -> None:
+    def take_back(self, segment: Segment, *, retire: bool = False) -> None:
         """End a loan; with ``retire``, somebody may still look at what was lent."""
         with self._lock:
             segment.loans -= 1

@@ -76,7 +76,7 @@ class Operator(msgspec.Struct, frozen=True):
         return max(0.0, 1 - self.cpu_s / self.active_s) if self.active_s > 0 else 0.0
 
 
-class Load(msgspec.Struct, frozen=True):
+class BottleneckMeasures(msgspec.Struct, frozen=True):
     """Measures of a job, or of an iterator in process.
 
     Attributes:
@@ -133,18 +133,18 @@ class Load(msgspec.Struct, frozen=True):
         return operator.wall_s / sum(each.wall_s for each in self.operators) if operator is not None else 0.0
 
 
-def bottleneck(load: Load) -> Decision[Bottleneck]:
+def bottleneck(load: BottleneckMeasures) -> Decision[Bottleneck]:
     """Find the bottleneck, and how to widen it. The reason is a sentence without a subject: "the model; ..."."""
     value, reason = _found(load)
     return Decision(value, reason, _inputs(load))
 
 
-def is_held_up(load: Load, arriving_s: float) -> bool:
+def is_held_up(load: BottleneckMeasures, arriving_s: float) -> bool:
     """Whether a loop waits for operators in its own process, rather than ``arriving_s`` seconds for a service."""
     return load.waits >= WAITS and load.top is not None and load.top.wall_s > arriving_s
 
 
-def _found(load: Load) -> tuple[Bottleneck, str]:
+def _found(load: BottleneckMeasures) -> tuple[Bottleneck, str]:
     if load.batch_s <= 0:
         return "unknown", "not known yet, as too little was read"
     top = load.top
@@ -198,7 +198,7 @@ def _waiting(said: str, top: Operator) -> tuple[Bottleneck, str]:
     return "operator", f"{said}, which waited {idle} of that and computed little, so {change} would make it faster"
 
 
-def _one_thread(load: Load, top: Operator) -> str:
+def _one_thread(load: BottleneckMeasures, top: Operator) -> str:
     cores = f"the {load.cores} cores that {'this process' if load.workers is None else 'a worker'} may use"
     others = load.elsewhere if load.workers is None else "more workers of a thread each"
     if top.sequential:
@@ -212,7 +212,7 @@ def _one_thread(load: Load, top: Operator) -> str:
     return f"on one thread and not on {cores}, so {others}"
 
 
-def _too_few(load: Load) -> str:
+def _too_few(load: BottleneckMeasures) -> str:
     others = f" (with other programs too: {rounded(load.delayed)} of the time no core was free)"
     crowded = others if load.delayed >= CROWDED else ""
     if load.workers is None:
@@ -223,7 +223,7 @@ def _too_few(load: Load) -> str:
     return f"with all cores of {counted(load.workers)} busy{crowded}{planned}, so {change}"
 
 
-def _inputs(load: Load) -> dict[str, Any]:
+def _inputs(load: BottleneckMeasures) -> dict[str, Any]:
     top = load.top
     return {
         "waits": load.waits,

@@ -52,12 +52,12 @@ class Reader:
     def give_back(self):
         for retire, numbers in zip((False, True), self.window.take_ended(), strict=True):
             for number in numbers:
-                self.arena.give_back(self.loans.pop(number), retire=retire)
+                self.arena.take_back(self.loans.pop(number), retire=retire)
 
     def end(self):
         """The connection ends."""
         while self.loans:
-            self.arena.give_back(self.loans.popitem()[1], retire=True)
+            self.arena.take_back(self.loans.popitem()[1], retire=True)
         self.window = BorrowedSegments()
         self.shown.clear()
 

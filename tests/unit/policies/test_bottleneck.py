@@ -3,16 +3,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, Load, Operator, bottleneck, is_held_up
+from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, BottleneckMeasures, Operator, bottleneck, is_held_up
 
 READ = Operator("from_files(a/*)", 1000, 1.0, 1.0, 0.9, reads=True)
 DECODE = Operator("map(decode)", 1000, 6.0, 11.0, 11.0, threads=2)
 BATCH = Operator("batch(10)", 100, 1.0, 1.0, 1.0)
-BUSY = Load((READ, DECODE, BATCH), 0.1, 0.081, workers=2, cores=2, used=1.9, computing=0.98, filled=0.05)
+BUSY = BottleneckMeasures((READ, DECODE, BATCH), 0.1, 0.081, workers=2, cores=2, used=1.9, computing=0.98, filled=0.05)
 """Two workers whose cores are busy, and a loop that waits."""
 
 
-def changed(operator: Operator | None = None, **changes: Any) -> Load:
+def changed(operator: Operator | None = None, **changes: Any) -> BottleneckMeasures:
     """:data:`BUSY` with another operator in the place of the one that takes longest, or with other"
     " measures."""
     load = BUSY if operator is None else msgspec.structs.replace(BUSY, operators=(READ, operator, BATCH))
@@ -200,7 +200,7 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("load", "kind", "sentence"), [each[1:] for each in SENTENCES], ids=[e[0] for e in SENTENCES])
-def test_the_bottleneck_is_named_in_one_sentence(load: Load, kind: str, sentence: str):
+def test_the_bottleneck_is_named_in_one_sentence(load: BottleneckMeasures, kind: str, sentence: str):
     decision = bottleneck(load)
     assert (decision.value, decision.reason) == (kind, sentence)
 

@@ -1,4 +1,4 @@
-"""Load of a job's pipeline from reports, for who asks how it fares and what keeps it from being faster."""
+"""Measures of a job's pipeline from reports, for who asks how it fares and what keeps it from being faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State, Worker
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
-from millrace.policies.bottleneck import Load, Operator
+from millrace.policies.bottleneck import BottleneckMeasures, Operator
 from millrace.protocol.messages import WorkerReport
 from millrace.protocol.reports import LaneReport, NodeMeasure
 
@@ -64,8 +64,10 @@ def window_of(observed: Observed, job: str) -> Window:
     )
 
 
-def load_of(state: State, observed: Observed, job: Job, window: Window, planned: int = 0, requested: int = 0) -> Load:
-    """Load of a job, from which its bottleneck follows.
+def load_of(
+    state: State, observed: Observed, job: Job, window: Window, planned: int = 0, requested: int = 0
+) -> BottleneckMeasures:
+    """Measures of a job, from which its bottleneck follows.
 
     Args:
         state: of the dispatcher.
@@ -79,7 +81,7 @@ def load_of(state: State, observed: Observed, job: Job, window: Window, planned:
     look = look_at(observed, job)
     batch_s, wait_s = (look.batch_s, look.wait_s) if look is not None else (0.0, 0.0)
     cpu_s = sum(each.cpu_s for each in window.nodes.values())
-    return Load(
+    return BottleneckMeasures(
         operators_of(window.nodes, *_kinds(job.spec.structure)),
         batch_s,
         wait_s,

@@ -43,7 +43,7 @@ class ArrivalMetrics:
         up for longer than what arrives.
         """
         from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
-        from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, Load, bottleneck, is_held_up
+        from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, BottleneckMeasures, bottleneck, is_held_up
 
         arrivals, *rows = self._totals.by_node()
         nodes = {}
@@ -53,7 +53,7 @@ class ArrivalMetrics:
             nodes[number] = NodeMeasure(number, label, elements, size, active_s, cpu_s, threads, held_s)
         operators, loop, given = operators_of(nodes, *kinds(self._graph)), self.loop, rows[-1][0] if rows else 0
         wall_s = sum(each.wall_s for each in operators)
-        load = Load(
+        load = BottleneckMeasures(
             operators,
             loop.read_s / given if given else 0.0,
             loop.waited_s / given if given else 0.0,

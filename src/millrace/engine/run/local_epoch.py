@@ -366,13 +366,13 @@ class LocalIterator(ElementIterator):
         faster, in one sentence (``reason``).
         """
         from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
-        from millrace.policies.bottleneck import Load, bottleneck
+        from millrace.policies.bottleneck import BottleneckMeasures, bottleneck
 
         program, loop = self._reading.program, self._reading.loop
         measures = {each.node: each for each in program.measures()}
         operators = operators_of(measures, *kinds(program.graph))
         handed_out, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
-        load = Load(
+        load = BottleneckMeasures(
             operators,
             loop.read_s / handed_out if handed_out else 0.0,
             loop.waited_s / handed_out if handed_out else 0.0,

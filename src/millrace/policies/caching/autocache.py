@@ -84,7 +84,11 @@ class CandidatePoint(msgspec.Struct, frozen=True):
 
 
 class BatchTime(msgspec.Struct, frozen=True):
-    """Batch time over at least 100 elements: seconds, of these waiting, and the relative standard error."""
+    """Time of a batch with a way of caching, over at least 100 elements: seconds, of these waiting, and the noise.
+
+    Attributes:
+        noise: relative standard error of ``batch_s``.
+    """
 
     batch_s: float
     wait_s: float

@@ -149,7 +149,7 @@ class FdChannel:
         """Lend and pass nothing of a payload; segments that were named for it stay known to the peer."""
         assert self._arena is not None
         for loan, _ in load.loans:
-            self._arena.give_back(self._lent.pop(loan))
+            self._arena.take_back(self._lent.pop(loan))
         for each in (load.loans, load.ranges, load.files, load.parts):
             each.clear()
 
@@ -231,7 +231,7 @@ class FdChannel:
                 segment = self._lent.pop(loan, None)
                 if segment is None or self._arena is None:
                     raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
-                self._arena.give_back(segment, retire=retire)
+                self._arena.take_back(segment, retire=retire)
         if preamble.parts:
             payload = self._put_together(preamble, files, payload, limit)
         for number in preamble.gone:
@@ -295,7 +295,7 @@ class FdChannel:
         while self._lent:
             _, segment = self._lent.popitem()
             assert self._arena is not None
-            self._arena.give_back(segment, retire=True)
+            self._arena.take_back(segment, retire=True)
         self._borrowed = BorrowedSegments()
         while self._descriptors:
             os.close(self._descriptors.pop())
