@@ -243,10 +243,19 @@ class Shuffle(Node, op="shuffle"):
 
 
 class Batch(Node, op="batch"):
-    """Stack of ``batch_size`` consecutive elements, leaf by leaf."""
+    """Stack of ``batch_size`` consecutive elements, leaf by leaf.
+
+    Attributes:
+        together: number of batches of one bucket that come one after the other, as a round; 0: each stands alone. Here
+            and in the nodes below :mod:`millrace.graph.rounds` sets it, and no user.
+        incomplete: at the end of the epoch what fills no round is left out ("drop"), or put into rounds of elements of
+            several buckets, all but fewer elements than a round has batches ("mix").
+    """
 
     batch_size: int
     drop_remainder: bool = False
+    together: int = 0
+    incomplete: str = ""
 
 
 class PaddedBatch(Node, op="padded_batch"):
@@ -258,6 +267,8 @@ class PaddedBatch(Node, op="padded_batch"):
     padding_values: Any = None
     """Number for all leaves or a pytree like the element; default zero, empty bytes and str."""
     drop_remainder: bool = False
+    together: int = 0
+    incomplete: str = ""
 
 
 class BucketBySequenceLength(Node, op="bucket_by_sequence_length"):
@@ -271,6 +282,8 @@ class BucketBySequenceLength(Node, op="bucket_by_sequence_length"):
     pad_to_bucket_boundary: bool = False
     no_padding: bool = False
     drop_remainder: bool = False
+    together: int = 0
+    incomplete: str = ""
 
 
 class GroupByWindow(Node, op="group_by_window"):

@@ -45,7 +45,10 @@ LONG = 1 << 18
 """Bytes beyond which a list is no part of the structure, but travels with the functions."""
 _FORMAT = 1
 PASSING = (Prefetch, Cache, Autocache, WithOptions)
-_BESIDES = {"inputs", "num_parallel_calls"}
+_BESIDES = {"num_parallel_calls"}
+_LATER: dict[str, Any] = {"together": 0, "incomplete": ""}
+"""Parameters that operators have got since, with the value that stands for what was before. Where they have it they are
+not told, so that states and caches of before still fit."""
 _DECODER = msgspec.msgpack.Decoder(_GraphRecord)
 
 
@@ -76,6 +79,12 @@ def _fits(value: tuple[Any, ...]) -> bool:
         return False
 
 
+def parameters(node: Node) -> list[str]:
+    """List the names of a node's parameters that structures, outlines and fingerprints tell."""
+    names = [spec.name for spec in fields(node) if spec.name != "inputs"]
+    return [name for name in names if name not in _LATER or getattr(node, name) != _LATER[name]]
+
+
 def parameter(node: Node, name: str) -> Any:
     """Read a parameter's value; one that is costly to compute is computed now."""
     value = getattr(node, name)
@@ -89,19 +98,17 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
     for node in graph.nodes:
         plain: dict[str, Any] = {}
         held: dict[str, _Slot] = {}
-        for spec in fields(node):
-            if spec.name == "inputs":
-                continue
-            value = parameter(node, spec.name)
+        for name in parameters(node):
+            value = parameter(node, name)
             if isinstance(value, Opaque):
-                held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng, key=value.key)
+                held[name] = _Slot(len(slots), value.name, value.where, value.takes_rng, key=value.key)
                 slots.append(replace(value, name=f"{node.op}({value.name})"))
             elif is_plain(value) and brief(value) is value:
-                plain[spec.name] = value
+                plain[name] = value
             else:
                 key = brief(value)[0] if is_plain(value) else ""
-                held[spec.name] = _Slot(len(slots), spec.name, wrapped=False, key=key)
-                slots.append(Opaque(value, f"{node.op}({spec.name}=...)"))
+                held[name] = _Slot(len(slots), name, wrapped=False, key=key)
+                slots.append(Opaque(value, f"{node.op}({name}=...)"))
         records.append(_NodeRecord(node.op, [graph.id_of(child) for child in node.inputs], plain, held))
     return msgspec.msgpack.encode(_GraphRecord(_FORMAT, records)), slots
 
@@ -119,7 +126,7 @@ def outline(graph: Graph) -> list[Any]:
             places[number] = inputs[0]
             continue
         places[number] = len(records)
-        values = {spec.name: parameter(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
+        values = {name: parameter(node, name) for name in parameters(node) if name not in _BESIDES}
         plain = sorted((name, brief(value)) for name, value in values.items() if is_plain(value))
         records.append([node.op, inputs, plain])
     options = graph.options()

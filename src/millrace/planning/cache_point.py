@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from millrace.graph import nodes as g
-from millrace.graph.serialize import PASSING, is_plain, parameter
+from millrace.graph.serialize import PASSING, is_plain, parameter, parameters
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import UnitMap
 
@@ -76,7 +75,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
 }
 """Parameters that only decide which items there are, and in which order."""
 
-_EVERYWHERE = {"inputs", "num_parallel_calls", "deterministic", "arrays"}
+_EVERYWHERE = {"num_parallel_calls", "deterministic", "arrays"}
 """Parameters that change no output, or for which others stand: for arrays the hash of their contents."""
 
 _BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
@@ -133,19 +132,19 @@ def point_fingerprint(
             continue
         places[node] = len(records)
         left_out = _EVERYWHERE | (_CHOICES.get(type(node), set()) if items else set())
-        parameters = [
-            (spec.name, _parameter(spec.name, parameter(node, spec.name), of_opaque))
-            for spec in fields(node)
-            if spec.name not in left_out
+        told = [
+            (name, _parameter(name, parameter(node, name), of_opaque))
+            for name in parameters(node)
+            if name not in left_out
         ]
         key = graph.keys[graph.id_of(node)] if is_random(node) else None
-        records.append([node.op, [places[child] for child in node.inputs], sorted(parameters), key])
+        records.append([node.op, [places[child] for child in node.inputs], sorted(told), key])
     options = graph.options()
     handler = _parameter("on_error", options.on_error, of_opaque) if isinstance(options.on_error, g.Opaque) else None
     epoch = None if items and not any(map(is_random, nodes)) else [units.seed, generation]
     window = None if items else options.buffer_bytes  # windows are bounded in bytes
-    told = msgspec.msgpack.encode([SEMANTICS, records, handler, epoch, window])
-    return hashlib.blake2b(told, digest_size=16).digest()
+    packed = msgspec.msgpack.encode([SEMANTICS, records, handler, epoch, window])
+    return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:

@@ -260,6 +260,22 @@ def _full_tree(level: int) -> int:
     return (_full(level + 1) - 1) // (FAN_IN - 1)
 
 
+def tail_inputs(task: int, tasks: int | None) -> tuple[int, ...]:
+    """List the tasks that leave something to a task of a plan with tails; nothing if it is no tail.
+
+    It is for who reads the tasks and does not have the plan: where tails stand follows from how many tasks there are.
+
+    Args:
+        task: its index.
+        tasks: length of the plan, tails included; None without end.
+    """
+    if tasks is None:
+        mains = INFINITE
+    else:
+        mains = bisect.bisect_left(range(tasks + 1), tasks, key=lambda mains: _tree(mains, _levels(mains)))
+    return Plan(mains, 1, tails=True).task(task).inputs
+
+
 class EqualPlan(Plan):
     """Plan with equally many outputs for ``ranks`` consumers that are dealt its tasks in turn.
 

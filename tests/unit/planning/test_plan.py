@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
 from millrace.planning import plan as planning
-from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
+from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan, tail_inputs
 from millrace.planning.progress import TaskSet
 from millrace.planning.remainder import leftover_reruns
 from millrace.planning.split_table import Split, SplitTable, files_table, positions_table, splits_table
@@ -78,6 +78,17 @@ def test_the_picture_in_the_docstring():
     assert tasks[42].inputs == tuple(range(34, 42))
     assert tasks[43].inputs == (16, 33, 42)
     assert len(tasks) == 44
+
+
+@pytest.mark.parametrize("mains", [0, 1, 2, 15, 16, 17, 31, 33, 255, 256, 257, 600])
+def test_a_reader_that_knows_how_many_tasks_there_are_knows_the_tails(mains):
+    plan = Plan(mains, 1, tails=True)
+    assert plan.length is not None
+    assert [tail_inputs(index, plan.length) for index in range(plan.length)] == [
+        plan.task(index).inputs for index in range(plan.length)
+    ]
+    if mains > 256:
+        assert tail_inputs(16, None) == tail_inputs(16, plan.length) == tuple(range(16))
 
 
 @pytest.mark.parametrize("index", [-1, 4, 100])
