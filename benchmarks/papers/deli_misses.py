@@ -191,10 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trials.append(found)
     met = aims(speeds, trials)
     table = [["", "first epoch", "second epoch"]]
-    for source in speeds[0]:
-        table.append(
-            [f"Table I: {source}", f"{statistics.median(each[source] for each in speeds) / 1e3:,.1f} kB/s", ""]
-        )
+    means = {source: statistics.median(each[source] for each in speeds) for source in speeds[0]}
+    table += [[f"Table I: {source}", f"{mean / 1e3:,.1f} kB/s", ""] for source, mean in means.items()]
     for figure, ways in trials[0].items():
         for way in ways:
             rates = (statistics.median(trial[figure][way][epoch] for trial in trials) for epoch in range(EPOCHS))
