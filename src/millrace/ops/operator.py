@@ -105,3 +105,7 @@ class Context(Protocol):
     def leave(self, elements: list[Any]) -> bool:
         """Offer the rest at the end of the input. True: a later task takes it; False: flush or drop it here."""
         ...
+
+    def leave_out(self, count: int) -> None:
+        """Count elements of the epoch's end that are left out as they fill no round."""
+        ...

@@ -93,3 +93,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     def ranks(self) -> int | None:
         """Consumers that are to get equally many elements; None: it does not matter."""
         return self.num_consumers if self.equal_steps else None
+
+    @property
+    def together(self) -> int:
+        """Number of batches that are one output for the job's consumers: those of a round where it is coordinated."""
+        return self.num_consumers or 1 if self.coordinated else 1

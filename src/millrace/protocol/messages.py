@@ -129,6 +129,8 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """By node, elements that each operator gave in this run."""
     nothing: bool = False
     """What is repeated without end gave no element in this run."""
+    left_out: int = 0
+    """Elements at the end of the epoch that filled no round of a coordinated job."""
 
 
 class ProbeReport(Message, frozen=True, tag="TaskAt"):

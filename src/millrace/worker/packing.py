@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.errors import CodecError
 from millrace.worker.core.slot_buffer import LEAST_BYTES
-from millrace.worker.core.worker_inputs import OutputMessage
+from millrace.worker.core.worker_inputs import OutputMessage, Share
 
 MOST = 1 << 17
 """Most elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
@@ -59,7 +59,7 @@ class Packer:
             yield from self._pack(group[:middle])  # those before the one that cannot be encoded come first
             yield from self._pack(group[middle:])
             return
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        size = size_of(buffers)
         self.batch = max(1, min(self.target * len(group) // max(size, 1), 4 * self.batch + 16, MOST))
         if size > 2 * self.target and len(group) > 1:  # larger elements than those before
             yield from self._pack(group[:middle])
@@ -67,3 +67,39 @@ class Packer:
             return
         yield OutputMessage(self._index, len(group), buffers, size)
         self._index += len(group)
+
+
+class RoundPacker:
+    """Packer of batches into rounds, each a message with a batch for every reader.
+
+    Args:
+        encode: see :data:`Encode`.
+        ranks: batches of a round.
+        start: number of the first round.
+
+    Attributes:
+        batch: rounds of the next message, always one; ``target`` changes nothing. Both as in :class:`Packer`.
+    """
+
+    def __init__(self, encode: Encode, ranks: int, start: int = 0) -> None:
+        self._encode, self._ranks, self._index = encode, ranks, start
+        self._batches: list[Any] = []
+        self.batch = self.target = 1
+
+    def add(self, batches: list[Any]) -> None:
+        """Add more batches of the task, in order."""
+        self._batches = self._batches + batches if self._batches else batches
+
+    def messages(self, *, flush: bool) -> Iterator[OutputMessage]:
+        """Yield the rounds that are whole."""
+        while len(self._batches) >= self._ranks:
+            batches, self._batches = self._batches[: self._ranks], self._batches[self._ranks :]
+            encoded = [self._encode([batch]) for batch in batches]
+            shares = tuple(Share(buffers, size_of(buffers)) for buffers in encoded)
+            yield OutputMessage.of_round(self._index, shares)
+            self._index += 1
+
+
+def size_of(buffers: list[Any]) -> int:
+    """Count the bytes of some buffers."""
+    return sum(memoryview(buffer).nbytes for buffer in buffers)

@@ -22,7 +22,7 @@ from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.run_state import PROBED
 from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.leftovers import Ask, LeftoversMissingError, encoded, gather
-from millrace.worker.packing import Packer
+from millrace.worker.packing import Packer, RoundPacker
 from millrace.worker.probe_reporter import ProbeReporter
 
 if TYPE_CHECKING:
@@ -170,8 +170,12 @@ class _Run:
             task = msgspec.structs.replace(task, parent=-1)
         self._expect(program, [lease, *going.coming])
         leftovers = gather(ref.job, ref.epoch, lease.holders, ask) if lease.holders else None
-        outputs = 0
-        packer = Packer(codec.encode, first, batch=lane.batch)
+        made, together = 0, self._job.spec.together
+        packer: Packer | RoundPacker
+        if self._job.spec.coordinated:
+            packer = RoundPacker(codec.encode, together, first)
+        else:
+            packer = Packer(codec.encode, first, batch=lane.batch)
         with (
             caches.using(lease, told.append) as cache,
             program.run(
@@ -187,11 +191,11 @@ class _Run:
         ):
             for chunk in _until(run, failures := list[Exception]()):
                 going = self._step(program)
-                before, outputs = outputs, outputs + len(chunk)
-                self._reporter.outputs = outputs
-                if not keep or outputs <= first:
+                before, made = made, made + len(chunk)
+                self._reporter.outputs = made
+                if not keep or made <= first * together:
                     continue
-                packer.add(chunk.elements[max(first - before, 0) :])
+                packer.add(chunk.elements[max(first * together - before, 0) :])
                 packer.target = going.message_bytes
                 self._put(packer, flush=going.hungry)
             self._put(packer, flush=True)
@@ -201,8 +205,10 @@ class _Run:
             cache.whole = True
         self._step(program)
         kept = encoded(run.leftovers) if task.parent >= 0 else None
-        nothing = program.gave_nothing(run, outputs)
-        return inp.RunFinished(outputs, run.skipped, run.passed, nothing, kept)
+        nothing = program.gave_nothing(run, made)
+        outputs, more = divmod(made, together)
+        assert not more, f"{self._last_operator()} gave {more} batches too many for whole rounds"
+        return inp.RunFinished(outputs, run.skipped, run.passed, nothing, kept, run.left_out)
 
     def _step(self, program: Program) -> act.GoOn:
         going = self._lane.ask(inp.Step())
@@ -218,7 +224,7 @@ class _Run:
             tasks = [(_task_of(program, each), each.ref.epoch) for each in coming if each.received >= 0]
             program.expect(self._lane.slot, tasks)
 
-    def _put(self, packer: Packer, *, flush: bool) -> None:
+    def _put(self, packer: Packer | RoundPacker, *, flush: bool) -> None:
         try:
             for message in packer.messages(flush=flush):
                 place = self._reporter.between() if self._lease.probe_level >= PROBED else ((), "")
@@ -237,10 +243,13 @@ class _Run:
 
 
 def _too_large(lease: LeaseTask, message: inp.OutputMessage, limit: int) -> ElementTooLargeError:
+    what = f"output {message.index}"
+    if message.shares:  # none of its batches can be sent before all are there
+        what = f"round {message.index}, a batch for each of {len(message.shares)} consumers,"
     error = ElementTooLargeError(
-        f"output {message.index} of task {lease.ref.task} has {message.size:,} bytes, more than the {limit:,} that "
-        f"this worker may keep: yield smaller elements (smaller batches), or give the worker more, e.g. millrace "
-        f"worker --buffer-bytes {2 * message.size}"
+        f"{what} of task {lease.ref.task} has {message.size:,} bytes, more than the {limit:,} that this worker may "
+        "keep: yield smaller elements (smaller batches), or give the worker more, e.g. millrace worker "
+        f"--buffer-bytes {2 * message.size}"
     )
     error.needs = message.size
     return error

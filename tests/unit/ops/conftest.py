@@ -37,6 +37,7 @@ class FakeContext:
         self.label = str(node)
         self.budget = budget
         self.left: list[Any] = []
+        self.left_out = 0
         self.offered = False
         self.ahead_of: list[int] = []
         self.parallel: list[int] = []
@@ -120,6 +121,9 @@ class FakeContext:
         if self._leaves:
             self.left += elements
         return self._leaves
+
+    def leave_out(self, count: int) -> None:
+        self.left_out += count
 
 
 class Driver:

@@ -1,9 +1,11 @@
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.worker.packing import MOST, Packer
+from millrace.errors import CodecError
+from millrace.worker.packing import MOST, Packer, RoundPacker
 
 
 def encode(elements):
@@ -70,3 +72,40 @@ def test_what_one_task_taught_holds_for_the_next():
     again = Packer(encode, target=1000, batch=first.batch)
     again.add([b"x" * 10] * 50)
     assert [message.count for message in again.messages(flush=True)] == [50]
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=20), max_size=7), max_size=6),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_rounds_are_whole_and_give_each_reader_every_so_manyth_batch(chunks, ranks, start, flush_each):
+    packer = RoundPacker(encode, ranks, start)
+    messages: list[Any] = []
+    for chunk in chunks:
+        packer.add(chunk)
+        messages.extend(packer.messages(flush=flush_each))
+    messages.extend(packer.messages(flush=True))
+    batches = [batch for chunk in chunks for batch in chunk]
+    rounds = len(batches) // ranks
+    assert [(message.index, message.count) for message in messages] == [(start + at, 1) for at in range(rounds)]
+    for at, message in enumerate(messages):
+        own = batches[at * ranks : (at + 1) * ranks]
+        assert [share.buffers for share in message.shares] == [[batch] for batch in own]
+        assert [share.size for share in message.shares] == list(map(len, own))
+        assert message.size == sum(map(len, own))
+
+
+def test_a_batch_that_cannot_be_sent_comes_after_the_rounds_before_it():
+    def failing(elements):
+        if elements == [b"bad"]:
+            raise CodecError("bad")
+        return encode(elements)
+
+    packer = RoundPacker(failing, 2)
+    packer.add([b"a", b"b", b"c", b"bad"])
+    messages = packer.messages(flush=True)
+    assert [share.buffers for share in next(messages).shares] == [[b"a"], [b"b"]]
+    with pytest.raises(CodecError):
+        next(messages)

@@ -386,6 +386,11 @@ class Run:
         return self._task.calls.skipped
 
     @property
+    def left_out(self) -> int:
+        """Number of elements that were left out as they filled no round, so far."""
+        return self._task.left_out.total()
+
+    @property
     def passed(self) -> list[int]:
         """Number of elements that each operator gave, by node; of one left out, what it would have passed on."""
         return [self._task.measures[self._graph.id_of(node)].elements for node in self._task.units.graph.nodes]
@@ -455,6 +460,11 @@ class PartsRun(Run):
     @property
     def skipped(self) -> int:
         """Number of elements left out: none, as each unit gives an output."""
+        return 0
+
+    @property
+    def left_out(self) -> int:
+        """Number of elements that filled no round: none, as nothing is left."""
         return 0
 
     def __next__(self) -> Chunk:

@@ -96,6 +96,7 @@ class RunningTask:
         self.allocate = allocate
         self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
+        self.left_out: Counter[int] = Counter()
         self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
         self._sizers, self._learnt = sizers, [(0, 0.0, 0)] * len(measures)
         options = units.graph.options()
@@ -325,6 +326,10 @@ class NodeContext(Context):
         # A task that holds several parts of a concatenation may run this operator more than once.
         self._task.left.setdefault(self._number, []).extend(elements)
         return True
+
+    def leave_out(self, count: int) -> None:
+        """Count elements that fill no round."""
+        self._task.left_out[self._number] += count
 
     @property
     def skipped(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.protocol.data_messages import Delivery, Short
 from millrace.protocol.messages import TaskRef
-from millrace.worker.core.worker_inputs import OutputMessage, Peer
+from millrace.worker.core.worker_inputs import OutputMessage, Peer, Share
 
 TaskKey = tuple[int, int]
 """(epoch, task)."""
@@ -101,11 +101,11 @@ class ReaderCursor:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Next thing to send. ``message`` is None for a bare mark of the end."""
+    """Next thing to send to a reader. ``share`` is None for a bare mark of the end."""
 
     cursor: ReaderCursor
     header: Delivery
-    message: OutputMessage | None
+    share: Share | None
 
 
 class ReaderOutbox:
@@ -161,7 +161,7 @@ class ReaderOutbox:
                 last = task.finished and unsent == 1
                 skipped = task.skipped if last else 0
                 header = Delivery(*key, task.lease, message.index, message.count, last, skipped, task.changed)
-                return Parcel(cursor, header, message)
+                return Parcel(cursor, header, message.share(self.reader))
             if task.finished and not cursor.end_sent:
                 return Parcel(cursor, Delivery(*key, task.lease, task.end, 0, True, task.skipped, task.changed), None)
         return None
@@ -169,7 +169,7 @@ class ReaderOutbox:
     @staticmethod
     def sent(parcel: Parcel) -> None:
         """Note that ``parcel``, from :meth:`next`, is on its way."""
-        parcel.cursor.sent += parcel.message is not None
+        parcel.cursor.sent += parcel.share is not None
         parcel.cursor.end_sent = parcel.header.last
 
     def attach(self, peer: Peer | None) -> Peer | None:
@@ -227,12 +227,12 @@ class SendCredit:
         parcel = outbox.next()
         if parcel is None:
             return self._return()
-        size = 0 if parcel.message is None else parcel.message.size
-        if parcel.message is not None and size > self.left:
+        size = 0 if parcel.share is None else parcel.share.size
+        if size > self.left:
             if size == self._said:
                 return None
             returned, self.left, self._said = self.left, 0, size
-            return Short(size, parcel.message.count, returned)
+            return Short(size, parcel.header.count, returned)
         outbox.sent(parcel)
         if size:
             self.left -= size

@@ -230,7 +230,7 @@ class RunControl:
         for outbox in lane.buffer.outboxes.values():
             while outbox.peer is not None and (parcel := outbox.credit.next(outbox)) is not None:
                 if isinstance(parcel, Parcel):
-                    buffers = () if parcel.message is None else parcel.message.buffers
+                    buffers = () if parcel.share is None else parcel.share.buffers
                     self.actions.append(act.Send(outbox.peer, parcel.header, buffers))
                 else:
                     self.actions.append(act.Send(outbox.peer, parcel))

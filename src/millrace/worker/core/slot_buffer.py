@@ -15,7 +15,8 @@ is in use as long as one of its elements is. The larger ones are for who has roo
 class SlotBuffer:
     """Outputs that one worker keeps for one slot, at most ``limit`` bytes or one message.
 
-    A message is freed once its last reader has acknowledged it, so the slowest one bounds the buffer.
+    A message is freed once its last reader has acknowledged it, so the slowest one bounds the buffer. One that has a
+    share for each reader counts with all of them until then.
 
     Args:
         limit: in bytes.

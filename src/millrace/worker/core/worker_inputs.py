@@ -69,20 +69,39 @@ class PeerLeft(Input, frozen=True):
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+class Share(msgspec.Struct, frozen=True):
+    """Share of one reader in a message: bytes-like objects that together are one codec message, and their length."""
+
+    buffers: list[Any]
+    size: int
+
+
 class OutputMessage(msgspec.Struct, frozen=True):
     """Consecutive outputs of a task, encoded.
 
     Attributes:
         index: number of the first within the task.
         count: how many.
-        buffers: bytes-like objects that together are one codec message; they may be views of the user's arrays.
-        size: their length in bytes.
+        buffers: bytes-like objects that together are one codec message; they may be views of the user's arrays. Every
+            reader gets them all, unless there are shares.
+        size: the length in bytes of all that it holds.
+        shares: of a round, which is one output: what each reader gets, by number.
     """
 
     index: int
     count: int
     buffers: list[Any]
     size: int
+    shares: tuple[Share, ...] = ()
+
+    @classmethod
+    def of_round(cls, index: int, shares: tuple[Share, ...]) -> OutputMessage:
+        """Make the message of one round."""
+        return cls(index, 1, [], sum([share.size for share in shares]), shares)
+
+    def share(self, reader: int) -> Share:
+        """Return what a reader gets of it."""
+        return self.shares[reader] if self.shares else Share(self.buffers, self.size)
 
 
 class Enter(msgspec.Struct, frozen=True):
@@ -129,13 +148,17 @@ class RunAsks(Input, frozen=True):
 
 
 class RunFinished(msgspec.Struct, frozen=True):
-    """The run came to its end. ``leftovers``: what is kept for the task's parent; None: nothing."""
+    """The run came to its end.
+
+    ``leftovers``: what is kept for the task's parent; None: nothing. ``left_out``: as in :class:`TaskFinished`.
+    """
 
     outputs: int
     skipped: int = 0
     passed: Sequence[int] = ()
     nothing: bool = False
     leftovers: Any = None
+    left_out: int = 0
 
 
 class RunFailed(msgspec.Struct, frozen=True):

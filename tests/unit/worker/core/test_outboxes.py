@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from tests.unit.worker.core.worker_driver import CoreDriver
 
 from millrace.protocol import messages as msg
-from millrace.protocol.data_messages import Credit, Delivery, Read, Received
+from millrace.protocol.data_messages import Credit, Delivery, Read, Received, Short
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_core
 from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.outbox import Parcel
 from millrace.worker.core.slot_buffer import SlotBuffer
-from millrace.worker.core.worker_inputs import OutputMessage
+from millrace.worker.core.worker_inputs import OutputMessage, Share
 
 KEY = (0, 0)
 
@@ -171,12 +172,14 @@ class Reader:
                 if parcel is not None:
                     assert isinstance(parcel.header, Delivery)
                     assert parcel.header.index == self.held
+                    assert parcel.share is None or parcel.share.size in (10, (3, 7)[self.outbox.reader])
                     self.held += parcel.header.count
                     self.complete = parcel.header.last
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 @given(st.integers(0, 2**32), st.integers(1, 12))
-def test_every_output_reaches_each_of_two_readers_once_in_order(seed, total):
+def test_every_output_reaches_each_of_two_readers_once_in_order(rounds, seed, total):
     rng = random.Random(seed)
     buffer = SlotBuffer(40, (0, 1))
     readers = [Reader(buffer, number) for number in (0, 1)]
@@ -184,7 +187,7 @@ def test_every_output_reaches_each_of_two_readers_once_in_order(seed, total):
     made = 0
     while not all(reader.complete for reader in readers):
         if made < total and buffer.room(0, 10) and rng.random() < 0.4:
-            buffer.put(KEY, 1, message(made))
+            buffer.put(KEY, 1, round_of(made, 3, 7) if rounds else message(made))
             made += 1
             if made == total:
                 assert buffer.finish(KEY, 1, total, 0)
@@ -195,3 +198,34 @@ def test_every_output_reaches_each_of_two_readers_once_in_order(seed, total):
         assert buffer.waits(KEY, 1) or not buffer.bytes
         buffer.received(reader.outbox, KEY, total, complete=True)
     assert buffer.tasks == {}
+
+
+def round_of(index, *sizes):
+    return OutputMessage.of_round(
+        index, tuple(Share([bytes([reader]) * size], size) for reader, size in enumerate(sizes))
+    )
+
+
+def test_each_reader_of_a_round_is_sent_its_own_share_and_pays_for_that_alone():
+    buffer = SlotBuffer(100, (0, 1))
+    buffer.begin(KEY, 1, 0)
+    buffer.put(KEY, 1, round_of(0, 30, 50))
+    assert buffer.bytes == 80
+    assert not buffer.room(0, 30)
+    first, second = (buffer.outboxes[number] for number in (0, 1))
+    for outbox in (first, second):
+        outbox.attach(object())
+        outbox.credit.grant(40)
+        buffer.read(outbox, KEY, 1, 0)
+    parcel = first.credit.next(first)
+    assert isinstance(parcel, Parcel)
+    assert (parcel.share, parcel.header.count, first.credit.left) == (Share([b"\0" * 30], 30), 1, 10)
+    assert second.credit.next(second) == Short(50, 1, 40)
+    second.credit.grant(50)
+    parcel = second.credit.next(second)
+    assert isinstance(parcel, Parcel)
+    assert parcel.share == Share([b"\1" * 50], 50)
+    buffer.received(first, KEY, 1)
+    assert buffer.bytes == 80, "the other lacks its share"
+    buffer.received(second, KEY, 1)
+    assert buffer.bytes == 0

@@ -108,8 +108,8 @@ def test_with_the_consumers_pool_everything_gets_through_whatever_is_under_way(s
                 grant(pool.short(name, found.size, found.returned))
             else:
                 came[name] += 1
-                pool.arrived(name, found.message.size)
-                held.append((name, found.message.size))
+                pool.arrived(name, found.share.size)
+                held.append((name, found.share.size))
         elif held:
             grant(pool.used(*held.popleft()))
         else:
