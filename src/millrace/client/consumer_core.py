@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from millrace.client import consumer_io as io
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.credit import CreditPool
-from millrace.client.epoch_buffer import Decode, EpochBuffer, Rerun, RerunOutcome
+from millrace.client.epoch_buffer import Decode, EpochBuffer, Rerun, RerunOutcome, Source, buffer_of
 from millrace.client.read_rate import Rates
 from millrace.client.rerun_check import Reruns
 from millrace.elements import codec
@@ -220,7 +220,7 @@ class ConsumerCore:
             return
         over = self.closed or self.ended == begun.epoch
         if not (self._is_here(begun.epoch) or over):  # else it is said again after the dispatcher was lost
-            self.inbox = EpochBuffer(begun.epoch, in_order=self.spec.deterministic, decode=self._decode)
+            self.inbox = buffer_of(begun, self.spec, self._decode)
             self.allowed = (0, False) if begun.held else None
             self._grant(self._pool.clear())
         self.begun = begun
@@ -241,7 +241,7 @@ class ConsumerCore:
         if ready.last:
             self._lacks(ready.epoch, ready.unread)
         if self.inbox is not None and self._is_here(ready.epoch) and self.inbox.wanted(ready.awaited):
-            self._grant(self._pool.force(self.inbox.address_of(ready.awaited)))
+            self._grant(self._pool.force(self._source(self.inbox.address_of(ready.awaited), ready.awaited)))
 
     def _lacks(self, epoch: int, unread: str) -> None:
         """Keep what nobody reads of an epoch for the user who comes to its end, or is there already."""
@@ -293,14 +293,14 @@ class ConsumerCore:
             self.actions.append(io.Decode(reading.pending))  # Ctrl-C came before it was
         elif (arrival := inbox.take()) is not None:
             reading.take(arrival)
-            self._grant(self._pool.used(arrival.worker, arrival.size))
+            self._grant(self._pool.used(self._source(arrival.worker, arrival.task.number), arrival.size))
             self.actions.append(io.Decode(arrival))
         elif self._refuse(self.failure):  # a failure comes after all that came before it
             pass
         elif inbox.finished:
             self._over(ask, reading)
-        else:
-            self._grant(self._pool.force(inbox.needed()))
+        elif (needed := inbox.needed()) is not None or inbox.any_will_do:
+            self._grant(self._pool.force(needed))
 
     def _hand_out(self, ask: io.MoreWanted, reading: EpochProgress, now: float) -> None:
         first = reading.untouched
@@ -345,6 +345,7 @@ class ConsumerCore:
             if not inbox.wanted(read.task):
                 continue
             if self._workers.setdefault(read.address, False):
+                self._join(self._source(read.address, read.task))
                 order = data_messages.Read(epoch, read.task, read.lease, start)
                 self.actions.append(io.TellWorker(read.address, order))
             else:
@@ -357,9 +358,19 @@ class ConsumerCore:
             self.actions.append(io.Disconnect(address))
             return
         self._workers[address] = True
-        self._grant(self._pool.join(address))
-        for unfinished in self.inbox.unfinished(address):
-            self.actions.append(io.TellWorker(address, data_messages.Read(self.inbox.number, *unfinished)))
+        unfinished = self.inbox.unfinished(address)
+        self._grant(self._pool.leave(address))
+        for task, lease, start in unfinished:
+            self._join(self._source(address, task))
+            self.actions.append(io.TellWorker(address, data_messages.Read(self.inbox.number, task, lease, start)))
+
+    def _source(self, address: str, task: int) -> Source:
+        """Whose credit a message of a task takes."""
+        return address, task % self.spec.cycle_length
+
+    def _join(self, source: Source) -> None:
+        if not self._pool.has(source):
+            self._grant(self._pool.join(source))
 
     def _disconnected(self, address: str) -> None:
         """Try again while anything is to come: if the worker is dead the dispatcher names another."""
@@ -377,15 +388,16 @@ class ConsumerCore:
             self._pool.leave(address)
             self.actions.append(io.Disconnect(address))
 
-    def _grant(self, grants: Mapping[str, int]) -> None:
+    def _grant(self, grants: Mapping[Source, int]) -> None:
         share = self._pool.share
-        for name, more in grants.items():
+        for (address, slot), more in grants.items():
             if more:
-                self.actions.append(io.TellWorker(name, data_messages.Credit(more, share)))
+                self.actions.append(io.TellWorker(address, data_messages.Credit(more, share, slot)))
 
     def _deliver(self, item: io.Delivered) -> None:
         address, header, size = item.address, item.header, item.size
-        self._pool.arrived(address, size)
+        source = self._source(address, header.task)
+        self._pool.arrived(source, size)
         inbox, fresh, complete = self.inbox, False, False
         if inbox is not None and inbox.number == header.epoch:
             fresh = inbox.accept(
@@ -411,13 +423,9 @@ class ConsumerCore:
                 if self.reading is not None and self.reading.number == inbox.number:
                     self.reading.ends(task, outputs)
         if not fresh:
-            self._drop(address, size)
+            self._grant(self._pool.used(source, size))  # what was dropped is its room again
         if complete or (fresh and self.allowed is not None):
             self.actions.append(io.ReportSoon())
-
-    def _drop(self, address: str, size: int) -> None:
-        """Drop what came: its room is the worker's again."""
-        self._grant(self._pool.used(address, size))
 
     def _count(self, address: str, elements: int, size: int) -> None:
         local, others = self.came
@@ -441,7 +449,7 @@ class ConsumerCore:
                 f"an element of {short.size:,} bytes is more than this process's buffer of {total:,}: "
                 f"yield smaller elements (smaller batches), or raise with_options(buffer_bytes=...)"
             )
-        self._grant(self._pool.short(address, short.size, short.returned))
+        self._grant(self._pool.short((address, short.slot), short.size, short.returned))
 
     def wants(self, address: str) -> bool:
         """Whether there is to be a connection to a worker."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import enum
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError, ProtocolError
-from millrace.protocol.messages import TaskProgress
+from millrace.planning.progress import TaskSet
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import EpochBegun, TaskProgress
 
 Decode = Callable[[Any], list[Any]]
 """Gives the elements of a payload."""
+Source = tuple[str, int]
+"""Address of a worker, and a slot: whose messages a reader grants bytes to."""
 
 
 class RerunOutcome(enum.Enum):
@@ -107,11 +111,14 @@ class EpochBuffer:
 
     Args:
         number: the epoch.
-        in_order: read task after task, each time the lowest of those assigned; else whatever comes first.
+        cycle: says which task is read next; None: whatever comes first.
+        rounds: each message is a round of coordinated reads.
         decode: gives the elements of a payload, anew each time.
     """
 
-    def __init__(self, number: int, *, in_order: bool, decode: Decode = codec.decode) -> None:
+    def __init__(
+        self, number: int, *, cycle: SlotCycle | None = None, rounds: bool = False, decode: Decode = codec.decode
+    ) -> None:
         self.number = number
         self.ready = 0
         """Elements that lie ready."""
@@ -121,19 +128,17 @@ class EpochBuffer:
         """Messages that were taken, or of which the taking was interrupted."""
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
-        self.in_order = in_order
+        self._cycle, self._rounds = cycle, rounds
         self._decode = decode
         self.reruns: list[Rerun] = []
         """Runs that were compared with the one before."""
         self.alone: set[int] = set()
         """Tasks that leave nothing over, as was heard."""
         self._tasks: dict[int, TaskArrivals] = {}
-        self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused if in_order
+        self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused with a cycle
         self._missing: set[int] | None = None  # of the consumer's share, once it is known
         self._moved: set[int] = set()
         self._ended: list[tuple[int, int]] = []
-        self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
-        self._reading: TaskArrivals | None = None
 
     def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
         """Note where a task is (now) read from; return the number of the first output to ask for.
@@ -143,8 +148,11 @@ class EpochBuffer:
         inbox = self._tasks.get(task)
         if inbox is None:
             inbox = self._tasks[task] = TaskArrivals(lease, address, start, number=task)
-            if self.in_order:
-                heapq.heappush(self._unread, task)
+            if self._is_over(task):  # who leases it does not know of it: an older journal
+                inbox.complete = inbox.again = True
+                self._moved.add(task)
+            elif self._cycle is not None:
+                self._cycle.name(task)
         inbox.again |= inbox.complete and lease != inbox.lease
         inbox.rerun |= inbox.held > 0 and lease != inbox.lease
         if lease != inbox.lease:
@@ -171,7 +179,7 @@ class EpochBuffer:
         What a run gives beyond the end that the task had in an earlier run is left out.
 
         Raises:
-            ProtocolError: if outputs are missing between what is held and what came.
+            ProtocolError: if outputs are missing between what is held and what came, or it is not one round.
         """
         inbox = self._tasks.get(task)
         if inbox is None:
@@ -180,6 +188,8 @@ class EpochBuffer:
             raise ProtocolError(
                 f"task {task} of epoch {self.number}: output {inbox.held} is missing, {worker} went on with {index}"
             )
+        if self._rounds and count > 1:
+            raise ProtocolError(f"task {task} of epoch {self.number}: {worker} sent {count} rounds in one message")
         if inbox.rerun and (last or index + count >= inbox.held):
             self._compare(task, inbox, index, count, payload, changed, last=last)
         fresh = 0 if inbox.complete else index + count - inbox.held
@@ -188,7 +198,7 @@ class EpochBuffer:
             inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held, self._decode))
             self.ready += fresh
             self.arrived += fresh
-            if not self.in_order:
+            if self._cycle is None:
                 self._arrived.append(inbox)
         ended = last and not inbox.complete
         inbox.again &= not last
@@ -230,24 +240,35 @@ class EpochBuffer:
 
     def take(self) -> Arrival | None:
         """Take the next message to read; None if it has not arrived."""
-        inbox = self._current() if self.in_order else (self._arrived[0] if self._arrived else None)
+        inbox = self._current()
         if inbox is None or not inbox.messages:
             return None
         self.taken += 1  # before it is: Ctrl-C may come in between
-        if not self.in_order:
+        if self._cycle is None:
             self._arrived.popleft()
+        else:
+            self._cycle.took(inbox.number)
         arrival = inbox.messages.popleft()
         self.ready -= arrival.count - arrival.skip
         return arrival
 
-    def needed(self) -> str | None:
-        """Address of the worker without which reading cannot go on; None if any will do."""
-        inbox = self._current() if self.in_order else None
-        return inbox.address if inbox is not None and not inbox.messages else None
+    def needed(self) -> Source | None:
+        """Find whose next message is waited for; None: any will do, or it is not known yet where it will come from."""
+        if self._cycle is None:
+            return None
+        inbox = self._current()
+        return None if inbox is None or inbox.messages else (inbox.address, self._cycle.slot(inbox.number))
+
+    @property
+    def any_will_do(self) -> bool:
+        """Whether whatever comes next can be read."""
+        return self._cycle is None
 
     def ends(self, tasks: Sequence[int]) -> None:
         """Note that the consumer's share of the epoch is these tasks and no others."""
         self._missing = {task for task in tasks if not self.holds(task)[1]}
+        if self._cycle is not None:
+            self._cycle.ends(self._missing - self._tasks.keys())
 
     @property
     def finished(self) -> bool:
@@ -290,13 +311,26 @@ class EpochBuffer:
     def holds(self, task: int) -> tuple[int, bool]:
         """Tell how far a task is: (outputs that need not come any more, whether it is complete)."""
         inbox = self._tasks.get(task)
-        return (0, False) if inbox is None else (inbox.start, inbox.complete)
+        return (0, self._is_over(task)) if inbox is None else (inbox.start, inbox.complete)
+
+    def _is_over(self, task: int) -> bool:
+        return self._cycle is not None and self._cycle.is_over(task)
 
     def _current(self) -> TaskArrivals | None:
-        """If in_order: the task being read."""
-        while self._reading is None or (self._reading.complete and not self._reading.messages):
-            if not self._unread:
-                return None
-            self._reading = self._tasks[self._unread[0]]
-            heapq.heappop(self._unread)  # once it is noted: Ctrl-C may come in between
-        return self._reading
+        """Find the task of which a message is read next, be it there or not; None: it is not known."""
+        if self._cycle is None:
+            return self._arrived[0] if self._arrived else None
+        task = self._cycle.current(self._is_exhausted)
+        return None if task is None else self._tasks[task]
+
+    def _is_exhausted(self, task: int) -> bool:
+        return self._tasks[task].complete and not self._tasks[task].messages
+
+
+def buffer_of(begun: EpochBegun, spec: JobSpec, decode: Decode = codec.decode) -> EpochBuffer:
+    """Make the buffer of an epoch that has begun, in the order that its job reads in."""
+    cycle = SlotCycle() if spec.deterministic else None
+    if spec.coordinated:
+        over = TaskSet.parse(*begun.over)
+        cycle = SlotCycle(spec.cycle_length, tasks=begun.tasks, turn=begun.turn, over=over)
+    return EpochBuffer(begun.epoch, cycle=cycle, rounds=bool(spec.coordinated), decode=decode)

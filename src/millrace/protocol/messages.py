@@ -427,8 +427,8 @@ class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
     """It is dealt anew what states left: nothing of these tasks was read."""
     parts: list[Part] = []
     """Outputs of which a part was handed out before, behind ``distribute()``: for whoever gets them."""
-    turn: int = 0
-    """Of coordinated jobs: the slot whose round comes next, as the reader's own state says."""
+    turn: int = 0  # of coordinated jobs: the slot whose round comes next, as the reader's own state says
+    over: tuple[int, str] = (0, "")  # likewise: (``low``, ``TaskSet.text()``) of tasks that the reader has read
 
 
 class StepsReady(Message, frozen=True, tag="StepsReady"):

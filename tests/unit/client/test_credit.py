@@ -6,19 +6,21 @@ from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
 
+A, B, C, W, LATE = ((address, 0) for address in ("a", "b", "c", "w", "late"))
+
 
 def test_a_worker_gets_its_share_ahead_of_time():
     pool = CreditPool(800)
-    assert pool.join("a") == {"a": 400}
-    assert pool.join("b") == {"b": 200}
+    assert pool.join(A) == {A: 400}
+    assert pool.join(B) == {B: 200}
     assert pool.free == 200
 
 
 def test_the_share_is_what_each_of_its_workers_has():
     pool = CreditPool(100)
     assert pool.share == 50, "of whoever comes first"
-    granted = [pool.join(worker) for worker in "abc"]
-    assert granted[0] == {"a": 50}
+    granted = [pool.join(worker) for worker in (A, B, C)]
+    assert granted[0] == {A: 50}
     assert pool.share == 16
     pool.leave("a")
     assert pool.share == 25
@@ -26,97 +28,112 @@ def test_the_share_is_what_each_of_its_workers_has():
 
 def test_the_first_gives_up_to_the_second_what_it_had_when_it_was_alone():
     pool = CreditPool(800)
-    pool.join("a")
-    pool.join("b")
-    pool.arrived("a", 300)
-    assert pool.used("a", 300) == {"a": 100}
+    pool.join(A)
+    pool.join(B)
+    pool.arrived(A, 300)
+    assert pool.used(A, 300) == {A: 100}
     assert pool.free == 400
 
 
 def test_when_all_is_granted_a_further_worker_waits_until_it_is_short():
     pool = CreditPool(80)
-    pool.join("w")
-    assert pool.short("w", 80, 0) == {"w": 40}
-    assert pool.join("late") == {}
-    assert pool.short("late", 10, 0) == {}
-    pool.arrived("w", 80)
-    assert pool.used("w", 80) == {"late": 10, "w": 20}
+    pool.join(W)
+    assert pool.short(W, 80, 0) == {W: 40}
+    assert pool.join(LATE) == {}
+    assert pool.short(LATE, 10, 0) == {}
+    pool.arrived(W, 80)
+    assert pool.used(W, 80) == {LATE: 10, W: 20}
 
 
 def test_credit_comes_back_in_pieces_worth_sending():
     pool = CreditPool(800)
-    pool.join("a")
-    pool.arrived("a", 50)
-    assert pool.used("a", 50) == {}
-    pool.arrived("a", 60)
-    assert pool.used("a", 60) == {"a": 110}
+    pool.join(A)
+    pool.arrived(A, 50)
+    assert pool.used(A, 50) == {}
+    pool.arrived(A, 60)
+    assert pool.used(A, 60) == {A: 110}
 
 
 def test_a_message_larger_than_the_share_gets_through_when_it_fits_the_whole():
     pool = CreditPool(800)
-    pool.join("a")
-    assert pool.short("a", 700, 400) == {"a": 700}
-    pool.arrived("a", 700)
+    pool.join(A)
+    assert pool.short(A, 700, 400) == {A: 700}
+    pool.arrived(A, 700)
     assert pool.free == 100
 
 
 def test_those_that_wait_are_served_oldest_first():
     pool = CreditPool(100)
-    pool.join("a")
-    pool.join("b")
-    pool.join("c")
-    pool.arrived("c", 16)
-    assert pool.short("a", 90, 50) == {}
-    assert pool.short("b", 5, 25) == {}
-    assert pool.used("c", 16) == {"a": 90, "b": 5, "c": 5}
+    pool.join(A)
+    pool.join(B)
+    pool.join(C)
+    pool.arrived(C, 16)
+    assert pool.short(A, 90, 50) == {}
+    assert pool.short(B, 5, 25) == {}
+    assert pool.used(C, 16) == {A: 90, B: 5, C: 5}
 
 
 def test_force_lets_one_message_in_and_not_a_second_before_it_came():
     pool = CreditPool(100)
-    pool.join("a")
-    pool.join("b")
-    pool.arrived("a", 50)
-    pool.short("a", 95, 0)
-    pool.short("b", 96, 25)
-    assert pool.force("a") == {"a": 95}
-    assert pool.force("b") == {}
-    pool.arrived("a", 95)
-    assert pool.force("b") == {"b": 96}
+    pool.join(A)
+    pool.join(B)
+    pool.arrived(A, 50)
+    pool.short(A, 95, 0)
+    pool.short(B, 96, 25)
+    assert pool.force(A) == {A: 95}
+    assert pool.force(B) == {}
+    pool.arrived(A, 95)
+    assert pool.force(B) == {B: 96}
 
 
 def test_a_worker_that_is_short_still_is_when_the_mark_of_an_end_has_come():
     pool = CreditPool(80)
-    pool.join("a")
-    pool.arrived("a", 40)
-    assert pool.short("a", 60, 0) == {}
-    pool.arrived("a", 0)
-    assert pool.force("a") == {"a": 60}
-    pool.arrived("a", 0)
-    assert pool.force("a") == {}
-    assert pool.used("a", 40) == {}
+    pool.join(A)
+    pool.arrived(A, 40)
+    assert pool.short(A, 60, 0) == {}
+    pool.arrived(A, 0)
+    assert pool.force(A) == {A: 60}
+    pool.arrived(A, 0)
+    assert pool.force(A) == {}
+    assert pool.used(A, 40) == {}
 
 
 def test_force_knows_nothing_to_do_for_a_worker_that_is_not_short():
     pool = CreditPool(100)
-    pool.join("a")
-    assert pool.force("a") == {}
+    pool.join(A)
+    assert pool.force(A) == {}
     assert pool.force(None) == {}
 
 
 def test_credit_of_a_lost_worker_goes_to_those_that_wait():
     pool = CreditPool(100)
-    for name in "abcdefgh":
-        pool.join(name)
-    pool.short("a", 80, 50)
+    for address in "abcdefgh":
+        pool.join((address, 0))
+    pool.short(A, 80, 50)
     assert pool.leave("b") == {}
-    assert pool.leave("c") == {"a": 80}
+    assert pool.leave("c") == {A: 80}
+
+
+def test_slots_of_a_worker_have_credit_of_their_own_and_go_with_it():
+    pool = CreditPool(100)
+    first, second = ("a", 0), ("a", 1)
+    assert pool.join(first) == {first: 50}
+    assert pool.join(second) == {second: 25}
+    pool.arrived(first, 50)
+    assert pool.short(first, 60, 0) == {}
+    assert pool.short(second, 70, 25) == {}
+    assert pool.force(second) == {second: 70}, "though the other was short before it"
+    pool.leave("a")
+    assert not pool.has(first)
+    assert not pool.has(second)
+    assert pool.free == 50
 
 
 @given(st.integers(0, 2**32), st.integers(50, 5000))
 def test_never_more_than_the_total_and_one_message_and_never_stuck(seed, total):
     rng = random.Random(seed)
     pool = CreditPool(total)
-    names = ["a", "b", "c"]
+    names = [A, B, C]
     credit = dict.fromkeys(names, 0)
     queues = {name: [rng.randint(1, total) for _ in range(rng.randint(0, 15))] for name in names}
     short = set()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.client.epoch_buffer import EpochBuffer, RerunOutcome
+from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.errors import ProtocolError
 from millrace.protocol.messages import TaskProgress
@@ -23,7 +24,7 @@ def taken(inbox):
 
 
 def test_outputs_are_held_once():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     assert deliver(inbox, 3, 0, 4)
     assert not deliver(inbox, 3, 0, 4)
@@ -32,7 +33,7 @@ def test_outputs_are_held_once():
 
 
 def test_a_message_that_overlaps_gives_only_what_is_new():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     deliver(inbox, 3, 0, 4)
     assert inbox.assign(3, 2, "b:1") == 3  # the last that is held, to be compared
@@ -44,7 +45,7 @@ def test_a_message_that_overlaps_gives_only_what_is_new():
 
 def test_who_leases_a_task_again_is_told_what_of_it_is_here():
     """A dispatcher on an older journal, say, which does not know that it dealt the task before."""
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     deliver(inbox, 3, 0, 4, last=True)
     assert inbox.progress() == [TaskProgress(3, 4, complete=True)]
@@ -55,7 +56,7 @@ def test_who_leases_a_task_again_is_told_what_of_it_is_here():
 
 
 def test_a_gap_is_an_error_that_names_it():
-    inbox = EpochBuffer(2, in_order=False)
+    inbox = EpochBuffer(2)
     inbox.assign(3, 1, "a:1")
     deliver(inbox, 3, 0, 4)
     with pytest.raises(ProtocolError, match=r"task 3 of epoch 2: output 4 is missing, a:1 went on with 5"):
@@ -63,13 +64,13 @@ def test_a_gap_is_an_error_that_names_it():
 
 
 def test_a_task_nobody_assigned_is_ignored():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     assert not deliver(inbox, 9, 0, 1)
     assert inbox.take() is None
 
 
 def test_first_come_first_read():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(0, 1, "a:1")
     inbox.assign(1, 2, "b:1")
     inbox.accept(1, 0, 1, ["later task"], 1, "b:1", last=True)
@@ -78,12 +79,12 @@ def test_first_come_first_read():
 
 
 def test_in_order_waits_for_the_task_that_comes_next():
-    inbox = EpochBuffer(0, in_order=True)
+    inbox = EpochBuffer(0, cycle=SlotCycle())
     inbox.assign(0, 1, "a:1")
     inbox.assign(2, 2, "b:1")
     inbox.accept(2, 0, 1, ["second"], 1, "b:1", last=True)
     assert inbox.take() is None
-    assert inbox.needed() == "a:1"
+    assert inbox.needed() == ("a:1", 0)
     inbox.accept(0, 0, 1, ["first"], 1, "a:1", last=False)
     assert taken(inbox) == ["first"]
     inbox.accept(0, 1, 0, [], 0, "a:1", last=True)
@@ -92,7 +93,7 @@ def test_in_order_waits_for_the_task_that_comes_next():
 
 
 def test_finished_when_all_of_the_share_is_complete_and_taken():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(0, 1, "a:1")
     inbox.assign(4, 2, "a:1")
     assert not inbox.finished
@@ -106,19 +107,19 @@ def test_finished_when_all_of_the_share_is_complete_and_taken():
 
 
 def test_an_empty_share_is_finished_at_once():
-    inbox = EpochBuffer(0, in_order=True)
+    inbox = EpochBuffer(0, cycle=SlotCycle())
     inbox.ends([])
     assert inbox.finished
 
 
 def test_a_task_of_the_share_that_is_not_assigned_yet_is_waited_for():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.ends([0])
     assert not inbox.finished
 
 
 def test_progress_lists_what_moved_since():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(1, 2, "a:1")
     inbox.assign(0, 1, "a:1")
     deliver(inbox, 0, 0, 3)
@@ -130,7 +131,7 @@ def test_progress_lists_what_moved_since():
 
 
 def test_unfinished_names_what_is_to_be_asked_for_again():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(0, 1, "a:1")
     inbox.assign(1, 2, "b:1")
     deliver(inbox, 0, 0, 3)
@@ -142,7 +143,7 @@ def test_unfinished_names_what_is_to_be_asked_for_again():
 @given(st.integers(0, 2**32), st.booleans())
 def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
     rng = random.Random(seed)
-    inbox = EpochBuffer(0, in_order=in_order)
+    inbox = EpochBuffer(0, cycle=SlotCycle() if in_order else None)
     lengths = {task: rng.randint(0, 12) for task in range(4)}
     position = dict.fromkeys(lengths, 0)
     lease = 0
@@ -172,7 +173,7 @@ def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
 
 
 def test_a_task_that_runs_again_although_it_was_read_is_asked_for_until_its_worker_is_through():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "one:1")
     assert inbox.accept(3, 0, 2, b"xx", 2, "one:1", last=True)
     assert not inbox.wanted(3)
@@ -206,7 +207,7 @@ def outcomes(inbox):
 @pytest.mark.parametrize("read", [True, False], ids=["given away", "waiting"])
 @pytest.mark.parametrize(("again", "outcome"), [(20, RerunOutcome.SAME), (21, RerunOutcome.OTHER)])
 def test_a_run_after_another_is_compared_at_the_last_output_held(read, again, outcome):
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     encoded(inbox, 3, 0, [0, 10, 20])
     got = read_all(inbox) if read else []
@@ -220,7 +221,7 @@ def test_a_run_after_another_is_compared_at_the_last_output_held(read, again, ou
 
 
 def test_what_the_user_did_to_an_element_does_not_count():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     array = np.arange(4)
     inbox.accept(3, 0, 1, bytearray(b"".join(codec.encode([array]))), 1, "a:1", last=False)
@@ -232,7 +233,7 @@ def test_what_the_user_did_to_an_element_does_not_count():
 
 
 def test_a_run_that_ends_too_early_and_one_that_does_not_end():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     for task, last in ((3, False), (4, True)):
         inbox.assign(task, 1, "a:1")
         encoded(inbox, task, 0, [0, 1], last=last)
@@ -246,7 +247,7 @@ def test_a_run_that_ends_too_early_and_one_that_does_not_end():
 
 
 def test_what_is_being_decoded_at_this_moment_is_not_compared():
-    inbox = EpochBuffer(0, in_order=False)
+    inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     encoded(inbox, 3, 0, [0])
     encoded(inbox, 3, 1, [1])

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
+from millrace.client.epoch_buffer import Source
 from millrace.protocol.data_messages import Short
 from millrace.worker.core.outbox import Parcel, SendCredit
 from millrace.worker.core.slot_buffer import SlotBuffer
 from millrace.worker.core.worker_inputs import OutputMessage
 
 KEY = (0, 0)
+A, B = ("a", 0), ("b", 0)
 
 
 def filled(sizes):
@@ -55,14 +57,14 @@ def test_what_came_for_a_message_that_was_withdrawn_goes_back():
     assert allowance.next(buffer.outboxes[0]) == Short(0, 0, 10)
     assert allowance.next(buffer.outboxes[0]) is None
     pool = CreditPool(4)
-    for worker in "ab":
-        pool.join(worker)
-    pool.short("a", 10, 0)
-    pool.short("b", 9, 0)
-    assert pool.force(None) == {"b": 8}
+    for source in (A, B):
+        pool.join(source)
+    pool.short(A, 10, 0)
+    pool.short(B, 9, 0)
+    assert pool.force(None) == {B: 8}
     assert pool.force(None) == {}
-    assert pool.short("b", 0, 9) == {}
-    assert pool.force(None)["a"] >= 8
+    assert pool.short(B, 0, 9) == {}
+    assert pool.force(None)[A] >= 8
 
 
 def test_a_bare_end_needs_no_allowance():
@@ -75,12 +77,12 @@ def test_a_bare_end_needs_no_allowance():
 def test_with_the_consumers_pool_everything_gets_through_whatever_is_under_way(seed, total):
     rng = random.Random(seed)
     pool = CreditPool(total)
-    names = ["a", "b"]
+    names = [A, B]
     sizes = {name: [rng.randint(1, 2 * total) for _ in range(rng.randint(0, 8))] for name in names}
     buffers = {name: filled(sizes[name]) for name in names}
     allowances = {name: SendCredit() for name in names}
-    there: dict[str, deque] = {name: deque() for name in names}
-    back: dict[str, deque] = {name: deque() for name in names}
+    there: dict[Source, deque] = {name: deque() for name in names}
+    back: dict[Source, deque] = {name: deque() for name in names}
     held: deque = deque()
 
     def grant(grants):
