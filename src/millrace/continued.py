@@ -59,8 +59,9 @@ def continued(
         raise PipelineError(f"{node} behind distribute() {_REFUSED[node_type]}")
     uneven = isinstance(node, _UNEVEN) or (isinstance(node, g.WithOptions) and node.on_error == "skip")
     if served.equal_steps and uneven:
+        promise = "coordinated" if served.coordinated else "equal_steps"
         raise PipelineError(
-            f"{node} behind distribute(equal_steps=True) may give one rank more elements than another: put it before "
+            f"{node} behind distribute({promise}=True) may give one rank more elements than another: put it before "
             "distribute()"
         )
     return ContinuedPipeline(served, node)

@@ -154,6 +154,8 @@ class Dataset(Operators, Viewable):
         deterministic: bool = False,
         num_consumers: int | None = None,
         equal_steps: bool = False,
+        coordinated: bool = False,
+        incomplete: Literal["drop", "mix"] = "drop",
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
         workers: int | tuple[int, int] | str = "auto",
@@ -179,6 +181,10 @@ class Dataset(Operators, Viewable):
             deterministic: elements in plan order: the same in every run with this seed, on any number of workers.
             num_consumers: how many processes read the job; None: whoever joins.
             equal_steps: all of them get equally many elements of an epoch; what cannot be divided is left out.
+            coordinated: each step gives all of them batches of one length bucket, and all get equally many; needs
+                ``num_consumers`` and a pipeline that makes batches, and implies ``deterministic``.
+            incomplete: of ``coordinated``, what fills no round of batches of a bucket at the end of an epoch: left out
+                ("drop"), or put together into rounds of mixed lengths ("mix").
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: not yet.
             workers: a number, (least, most), "auto" (as few as feed the consumer) or "cheapest" (for an element).

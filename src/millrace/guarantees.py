@@ -73,5 +73,38 @@ def check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitat
         )
 
 
+def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
+    """Check ``coordinated`` and what contradicts it; give what becomes of incomplete rounds, "" if it is not chosen.
+
+    Args:
+        chosen: the arguments of ``distribute``.
+        num_consumers: how many read the job.
+    """
+    one_of("distribute", "coordinated", chosen.coordinated, (False, True))
+    one_of("distribute", "incomplete", chosen.incomplete, ("drop", "mix"))
+    if not chosen.coordinated:
+        if chosen.incomplete != "drop":
+            raise PipelineError(
+                f"incomplete={chosen.incomplete!r} says what becomes of rounds of batches that are not full at the end "
+                "of an epoch, and there are rounds with coordinated=True alone: say that too, or leave incomplete out"
+            )
+        return ""
+    if num_consumers is None:
+        raise PipelineError("coordinated=True needs num_consumers: to how many ranks does each step give a batch?")
+    if chosen.sharding is not ShardingPolicy.DYNAMIC:
+        raise PipelineError(
+            "coordinated=True has all ranks read the same tasks in one order, whichever workers run them: leave "
+            "sharding out, it is to be ShardingPolicy.DYNAMIC"
+        )
+    if chosen.visitation is not Visitation.EXACTLY_ONCE:
+        raise PipelineError(
+            f"coordinated=True cannot be with {chosen.visitation}: batches that are lost, or come twice, would put one "
+            "rank out of step with the others; leave visitation out"
+        )
+    if chosen.equal_steps:
+        raise PipelineError("coordinated=True gives all ranks equally many steps by itself: leave equal_steps out")
+    return str(chosen.incomplete)
+
+
 def _members(kind: type[enum.Enum]) -> str:
     return ", ".join(str(member) for member in kind)

@@ -13,15 +13,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from millrace import validation
-from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
+from millrace.errors import ConsumerConflictError, PipelineError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.base import Readable
 from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
-from millrace.guarantees import ShardingPolicy, check, check_equal
-from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
+from millrace.graph.rounds import in_rounds
+from millrace.guarantees import ShardingPolicy, check, check_coordinated, check_equal
+from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
 from millrace.planning.shapes import Varying
-from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
+from millrace.protocol.job_spec import CYCLE_LENGTH, MOST_ACCELERATORS, MOST_TASKS
 from millrace.validation import one_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class ServedPipeline(Readable):
         seed = validation.seed("distribute", choice.seed)
         check(choice.sharding, choice.visitation, choice.deterministic)
         check_equal(choice.equal_steps, num_consumers, choice.visitation)
+        coordinated = check_coordinated(choice, num_consumers)
         validation.place(choice.target_workers, choice.local_workers, service)
         validation.claim(choice.priority, choice.tenant, choice.sharing)
         one_of("distribute", "untrusted_cache", choice.untrusted_cache, ("recompute", "refuse"))
@@ -80,7 +82,7 @@ class ServedPipeline(Readable):
         self._parameters: dict[str, Any] = {
             "name": choice.job_name or f"job-{secrets.token_hex(4)}",
             "visitation": choice.visitation.value,
-            "deterministic": bool(choice.deterministic),
+            "deterministic": bool(choice.deterministic or coordinated),
             "num_consumers": num_consumers,
             "equal_steps": choice.equal_steps,
             "seed": drawn if seed is None else seed,
@@ -93,6 +95,8 @@ class ServedPipeline(Readable):
             "tenant": choice.tenant,
             "untrusted_cache": choice.untrusted_cache,
             "target_workers": "any" if service is None else choice.target_workers,
+            "coordinated": coordinated,
+            "cycle_length": CYCLE_LENGTH if coordinated else 1,
         }
         self._named = choice.job_name is not None
         self._seed_is_chosen = seed is not None or pipeline.graph.seed() is not None
@@ -103,7 +107,8 @@ class ServedPipeline(Readable):
 
         self._memories: dict[str, SealedMemory] = {}
         self._share_arrays()
-        self._structure, self._bundle = ship(pipeline.graph, choice.sharding)
+        graph = in_rounds(pipeline.graph, num_consumers or 1, coordinated) if coordinated else pipeline.graph
+        self._structure, self._bundle = ship(graph, choice.sharding)
         self._embedded: LocalService | None = None
         self._local: LocalWorkers | None = None
         self._session: ConsumerSession | None = None
@@ -123,6 +128,11 @@ class ServedPipeline(Readable):
 
     def reader(self, number: Number = None, share: Share | None = None) -> DeferredReader:
         """Make the reader of one epoch; each of several ranks may load its state into it, before or after others."""
+        if self.coordinated and share is not None and share[1] > 1:
+            raise PipelineError(
+                f"coordinated=True gives each rank's batches to one process, and this DataLoader has {share[1]}: make "
+                "it with num_workers=0 or 1"
+            )
         several = share is None and self._parameters["num_consumers"] not in (None, 1)
         with self._lock:
             try:
@@ -264,6 +274,8 @@ class ServedPipeline(Readable):
 
     def load_state_dict(self, state: Any) -> None:
         """See :class:`Readable`. The job begins anew with it, whatever has become of it since."""
+        if self.coordinated:
+            fit_rounds(state, self.ranks)
         super().load_state_dict(state)
         first, chosen = self._passes.loaded[0], self._parameters["seed"]
         if first.helpers or (first.seed is not None and chosen != first.seed and self._seed_is_chosen):
@@ -307,7 +319,12 @@ class ServedPipeline(Readable):
     @property
     def equal_steps(self) -> bool:
         """Whether all consumers get equally many elements."""
-        return self._parameters["equal_steps"] is True
+        return self._parameters["equal_steps"] is True or self.coordinated
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether all consumers read rounds of batches in one order."""
+        return bool(self._parameters["coordinated"])
 
     @property
     def loaded(self) -> tuple[Checkpoint, ...]:

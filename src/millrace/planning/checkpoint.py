@@ -298,7 +298,8 @@ def fit(state: PipelineIdentity, here: PipelineIdentity) -> None:
     if state.graph and here.graph and state.graph != here.graph:
         raise StateError(
             "the state is of a pipeline with other operators or parameters; what a task yields would be another. "
-            "Functions and with_options may change, the rest may not: load it into the pipeline that it was saved from"
+            "Functions and with_options may change, the rest may not, nor may coordinated= and incomplete= of "
+            "distribute(): load it into the pipeline that it was saved from"
         )
     if None not in (state.behind, here.behind) and state.behind != here.behind:
         there = "other operators" if state.behind and here.behind else "operators" if state.behind else "no operators"
@@ -312,6 +313,20 @@ def fit(state: PipelineIdentity, here: PipelineIdentity) -> None:
         raise StateError(
             f"the state is of an epoch of {state.tasks or 'endless'} tasks, here it has {here.tasks or 'no end'}; "
             "give the same tasks= as there"
+        )
+
+
+def fit_rounds(states: Any, ranks: int) -> None:
+    """Refuse states of coordinated reads of another number of ranks than there are here.
+
+    Raises:
+        StateError: says that it is another, and why that matters.
+    """
+    there = parse_all(states)[0].ranks
+    if there != ranks:
+        raise StateError(
+            f"the state is of {there} ranks, and here num_consumers is {ranks}: with coordinated=True each step is a "
+            f"round of one batch for each rank, and other ranks would need other rounds. Go on with {there} ranks"
         )
 
 
