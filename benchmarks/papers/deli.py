@@ -273,7 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs as the command line says; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.deli", description=QUESTION)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
-    parser.add_argument("--samples", type=int, default=0, help="of each rank (default 1000, and 400 of CIFAR-10 at 50 ms)")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="of each rank (default 1000, and 400 of CIFAR-10 at 50 ms)"
+    )
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--cifar", default="", metavar="DIR", help="CIFAR-10's pictures; else some are made")
     parser.add_argument("--ranks", type=int, default=RANKS)

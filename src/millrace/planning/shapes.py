@@ -59,8 +59,10 @@ def _sizes(node: _Maker) -> tuple[int, ...]:
 def _always_full(units: UnitMap, node: _Maker) -> bool:
     if isinstance(node, g.GroupByWindow):
         return False
-    if node.drop_remainder:
+    if node.drop_remainder or (not isinstance(node, g.Rebatch) and node.incomplete == "drop"):
         return True
+    if not isinstance(node, g.Rebatch) and node.together:
+        return False
     below = units.graph.id_of(node.inputs[0])
     if not isinstance(node, (g.Batch, g.PaddedBatch)) or not units.plannable(below):
         return False

@@ -302,8 +302,8 @@ def _permutable(units: Units) -> bool:
 
 def _batch(_map: UnitMap, _number: int, node: g.Batch | g.PaddedBatch, below: list[Units]) -> Units:
     units, size = below[0], node.batch_size
-    if units.yields is not Cardinality.ONE:
-        return _collect(node, units, size)
+    if node.together or units.yields is not Cardinality.ONE:  # what fills no round goes to a tail, as of buckets
+        return _collect(node, units, size * max(1, node.together))
     if units.count >= INFINITE:
         count = INFINITE
     else:
@@ -312,7 +312,8 @@ def _batch(_map: UnitMap, _number: int, node: g.Batch | g.PaddedBatch, below: li
 
 
 def _bucket(_map: UnitMap, _number: int, node: g.BucketBySequenceLength, below: list[Units]) -> Units:
-    return _collect(node, below[0], max(node.bucket_batch_sizes) * len(node.bucket_batch_sizes))
+    waiting = max(node.bucket_batch_sizes) * len(node.bucket_batch_sizes) * max(1, node.together)
+    return _collect(node, below[0], waiting)
 
 
 def _window(_map: UnitMap, _number: int, node: g.GroupByWindow, below: list[Units]) -> Units:

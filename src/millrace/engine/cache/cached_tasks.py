@@ -98,7 +98,8 @@ class TaskItem:
         if self._writer is None:
             yield from self._make(iter(blocks))
             return
-        left = self._task.left
+        left, out = self._task.left, self._task.left_out
+        out_before = out.total()
         before = {node: len(elements) for node, elements in left.items()}
         parts = 0
         with self._writer.writing() as writing:
@@ -112,6 +113,8 @@ class TaskItem:
                 self._writer.give_up("an element was skipped, as on_error says")
             leaves = {node: left[node][before.get(node, 0) :] for node in sorted(left) if node in self._below}
             head = {"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}
+            if out.total() > out_before:
+                head["left_out"] = out.total() - out_before
             writing.add([(_part(key, -1), [head, *chain.from_iterable(leaves.values())])])
 
     # -- read ----------------------------------------------------------------------------------------------------------
@@ -134,6 +137,7 @@ class TaskItem:
         for node, count in first["left"]:
             self._task.left.setdefault(int(node), []).extend(left[at : at + int(count)])
             at += int(count)
+        self._task.left_out[self._number] += int(first.get("left_out", 0))
 
     def _made_from(self, start: int, blocks: list[index_streams.Array]) -> Chunks:
         """Make the item without its first elements, which were read."""

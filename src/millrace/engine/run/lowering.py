@@ -188,7 +188,7 @@ class Lowering:
     def _batch(self, number: int, node: g.Batch | g.PaddedBatch, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
         below = self.map.of(child)
-        if below.yields is not Cardinality.ONE:
+        if self.map.of(number).yields is not Cardinality.ONE:
             return self._operator(number, node, [self.units(child, feed, repetition)], repetition)
         size = node.batch_size
         ours, theirs = index_streams.tee(feed, 2)

@@ -1,0 +1,129 @@
+"""Bucketing: elements wait in buckets until there are enough for a batch, or for the batches of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any
+
+from millrace.elements.chunk import Chunk, Origin, Positions
+from millrace.graph.nodes import Batch, BucketBySequenceLength, PaddedBatch
+from millrace.ops.collecting import Outbox, build_batch, with_leftovers, with_outbox
+from millrace.ops.operator import Context
+
+Sorted = tuple[Iterable[int], list[int], Exception | None]
+"""(indices of a chunk's elements, the number of the bucket of each, the error about the element after them)."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Elements that wait for a batch.
+
+    Attributes:
+        arrivals: number of each element among all.
+        places: of each element.
+    """
+
+    elements: list[Any] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    places: list[tuple[Origin, Positions]] = field(default_factory=list)
+
+
+@with_outbox
+def run_buckets(
+    outbox: Outbox,
+    chunks: Iterator[Chunk],
+    context: Context,
+    node: Batch | PaddedBatch | BucketBySequenceLength,
+    sizes: Sequence[int],
+    sort: Callable[[Chunk], Sorted],
+    build: Callable[[int, list[Any]], Any],
+) -> Iterator[Chunk]:
+    """Yield batches of one bucket each, in rounds of ``node.together``; at the end the rest, first bucket first.
+
+    Args:
+        outbox: of this run.
+        chunks: the input.
+        context: of the operator.
+        node: says what comes in rounds, and what becomes of the rest.
+        sizes: of a batch of each bucket.
+        sort: finds the buckets of a chunk's elements.
+        build: makes a batch of elements, the last of which are of the bucket with this number.
+    """
+    origin, position, arrived, together = context.mixed(), 0, 0, node.together or 1
+    buckets = [_Bucket() for _ in sizes]
+    for chunk in with_leftovers(chunks, context):
+        indices, numbers, failure = sort(chunk)
+        for index, number in zip(indices, numbers, strict=failure is None):
+            bucket = buckets[number]
+            bucket.elements.append(chunk.elements[index])
+            bucket.arrivals.append(arrived)
+            bucket.places.append((chunk.origin, chunk.positions[index : index + 1]))
+            arrived += 1
+            if len(bucket.elements) < sizes[number] * together:
+                continue
+            for stop in range(sizes[number], len(bucket.elements) + 1, sizes[number]):
+                part = slice(stop - sizes[number], stop)
+                made = build_batch(partial(build, number), bucket.elements[part], bucket.places[part], context)
+                yield from outbox.add(made, origin, position)
+                position += 1
+            buckets[number] = _Bucket()
+        if failure is not None:
+            raise failure
+        yield from outbox.flush()
+    waiting = sorted(
+        (pair for bucket in buckets for pair in zip(bucket.arrivals, bucket.elements, strict=True)),
+        key=lambda pair: pair[0],
+    )
+    if not waiting or context.leave([element for _, element in waiting]):
+        return
+    rest = [bucket for bucket in buckets if bucket.elements]
+    elements = list(chain.from_iterable(bucket.elements for bucket in rest))
+    places = list(chain.from_iterable(bucket.places for bucket in rest))
+    numbers = [number for number, bucket in enumerate(buckets) for _ in bucket.elements]
+    last = last_batches([len(bucket.elements) for bucket in buckets], sizes, node)
+    start = 0
+    for size in last:
+        part, start = slice(start, start + size), start + size
+        made = build_batch(partial(build, numbers[start - 1]), elements[part], places[part], context)
+        yield from outbox.add(made, origin, position)
+        position += 1
+    if node.together:
+        context.leave_out(len(elements) - start)
+    yield from outbox.flush()
+
+
+def last_batches(
+    counts: Sequence[int], sizes: Sequence[int], node: Batch | PaddedBatch | BucketBySequenceLength
+) -> list[int]:
+    """Choose the sizes of the batches at the end of the epoch, which take what is left in order of the buckets.
+
+    A round takes as much as is left, but no batch more elements than the bucket of any element of its round allows:
+    the elements of long sequences come in few. Without a remainder, only sizes that batches have elsewhere are chosen.
+
+    Args:
+        counts: elements left in each bucket.
+        sizes: of a batch of each bucket.
+        node: of the operator.
+    """
+    if not node.together:
+        return [] if node.drop_remainder else [count for count in counts if count]
+    if node.incomplete == "drop":
+        return []
+    ends, together = list(accumulate(counts)), node.together
+    possible = sorted(set(sizes) if node.drop_remainder else range(1, max(sizes) + 1), reverse=True)
+    start, found = 0, list[int]()
+
+    def fits(size: int) -> bool:
+        stop = start + size * together
+        concerned = (
+            most for count, end, most in zip(counts, ends, sizes, strict=True) if end > start and end - count < stop
+        )
+        return stop <= ends[-1] and size <= min(concerned)
+
+    while (size := next(filter(fits, possible), 0)) > 0:
+        found += [size] * together
+        start += size * together
+    return found
