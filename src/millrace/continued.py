@@ -38,7 +38,7 @@ _REFUSED: Mapping[type[g.Node], str] = {
 }
 _UNEVEN = (
     *(g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.Rebatch),
-    *(g.BucketBySequenceLength, g.GroupByWindow),
+    *(g.BucketBySequenceLength, g.GroupByWindow, g.Pack),
 )
 """Operators that may give one rank more elements than another, of equally many."""
 _COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)

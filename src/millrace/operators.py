@@ -178,6 +178,40 @@ class Operators(NamesEquivalents):
             **validation.window(label, window_size, window_size_func),
         )
 
+    def pack(
+        self,
+        length: int,
+        *,
+        window: int = g.PACKING_WINDOW,
+        too_long: str = "error",
+        keys: str | Sequence[str] | None = None,
+        padding_values: Any = None,
+    ) -> Self:
+        """Sequence packing: rows of exactly ``length`` tokens, each filled with several whole sequences.
+
+        An element is a sequence (an array or a list of numbers), or a dict of sequences of one length. A row is a dict
+        of the same leaves (``"tokens"``, where elements are no dicts), with ``"segment_ids"`` (1, 2, ... for the
+        sequences of the row, 0 for padding) and ``"positions"`` (from 0 in each sequence), int32.
+
+        Args:
+            length: tokens of a row.
+            window: rows that are filled at a time; more leave less padding, and hold more in memory.
+            too_long: what becomes of a sequence of more than ``length`` tokens: "error", "truncate", or "split" into
+                several sequences.
+            keys: leaves of a dict that are packed, the others being left out; None: all.
+            padding_values: a number for all leaves, or a dict of numbers by leaf, e.g. ``{"labels": -100}``; default
+                zero.
+        """
+        validation.one_of("pack", "too_long", too_long, ("error", "split", "truncate"))
+        return self._then(
+            g.Pack,
+            length=validation.positive("pack", "length", length, (1 << 31) - 1),
+            window=validation.positive("pack", "window", window, 1 << 16),
+            too_long=too_long,
+            keys=validation.columns("pack", [keys] if isinstance(keys, str) else keys, "keys"),
+            padding_values=padding_values,
+        )
+
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Batches cut anew to ``batch_size`` rows."""
         size = validation.positive("rebatch", "batch_size", batch_size)

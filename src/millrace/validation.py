@@ -112,13 +112,13 @@ def _listed(operator: str, what: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def columns(operator: str, value: Any) -> tuple[str, ...] | None:
-    """Names of columns, at least one; None for all."""
+def columns(operator: str, value: Any, what: str = "columns") -> tuple[str, ...] | None:
+    """Names of columns, or of what else elements have by name, at least one; None for all."""
     if value is None:
         return None
-    chosen = _listed(operator, "columns", value)
+    chosen = _listed(operator, what, value)
     if not chosen or not all(isinstance(name, str) for name in chosen):
-        raise PipelineError(f"{operator}: columns are names, at least one, or None for all, not {list(chosen)}")
+        raise PipelineError(f"{operator}: {what} are names, at least one, or None for all, not {list(chosen)}")
     return chosen
 
 

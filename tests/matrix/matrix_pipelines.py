@@ -89,6 +89,7 @@ OPERATORS = {
         length, [10, 20], [20, 20, 20], no_padding=True
     ),
     "group_by_window": lambda root: numbers().group_by_window(key, window, window_size=20),
+    "pack": lambda root: numbers().map(ragged).pack(60, window=4),
     "rebatch": lambda root: numbers(600).filter(kept).batch(8).rebatch(20),
     "unbatch": lambda root: numbers(40).batch(8).unbatch().map(random).batch(2),
     "repeat": lambda root: numbers(200).shuffle(200).repeat(2).batch(20),

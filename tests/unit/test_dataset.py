@@ -103,6 +103,13 @@ def identity(element: Any) -> Any:
             lambda: UNTYPED_TEN.group_by_window(identity, lambda k, w: w, 3, identity),
             "either window_size or window_size_func",
         ),
+        (lambda: UNTYPED_TEN.pack(0), "pack: length must be a whole number of at least 1, not 0"),
+        (lambda: UNTYPED_TEN.pack(8, window=0), "pack: window must be a whole number"),
+        (
+            lambda: UNTYPED_TEN.pack(8, too_long="cut"),
+            "too_long must be one of 'error', 'split', 'truncate', not 'cut'",
+        ),
+        (lambda: UNTYPED_TEN.pack(8, keys=[]), "pack: keys are names, at least one, or None for all, not []"),
         (lambda: UNTYPED_TEN.repeat(-2), "repeat: count must be a whole number of at least 0, not -2"),
         (lambda: UNTYPED_TEN.take(-2), "take: count must be a whole number of at least -1, not -2"),
         (lambda: UNTYPED_TEN.skip(1.0), "skip: count must be a whole number of at least -1, not 1.0"),
@@ -158,6 +165,7 @@ def test_numpy_numbers_become_plain_ones():
         .unbatch()
         .padded_batch(one, drop_remainder=yes)
         .group_by_window(identity, lambda key, window: window, one)
+        .pack(one, window=one)
         .batch(one, yes)
         .prefetch(one)
         .with_options(buffer_bytes=one, num_threads=one, seed=one)

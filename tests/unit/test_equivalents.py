@@ -125,7 +125,8 @@ def test_what_stands_for_a_name_is_there():
     assert {name for name in named - {"len", "function"} if not hasattr(DATASET, name)} == set()
     for arguments in re.findall(r"^(\w+)=", "\n".join(ARGUMENTS.values()), re.MULTILINE):
         assert any(
-            arguments in inspect.signature(getattr(mr.Dataset, name)).parameters for name in ("batch", "distribute")
+            arguments in inspect.signature(getattr(mr.Dataset, name)).parameters
+            for name in ("batch", "distribute", "pack")
         )
 
 

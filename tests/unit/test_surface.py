@@ -32,7 +32,7 @@ SOURCES = [
 ]
 OPERATORS = [
     *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
-    *("filter", "flat_map", "group_by_window", "interleave", "map", "padded_batch"),
+    *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
     *("prefetch", "rebatch", "repeat", "sample_from_datasets", "shard", "shuffle"),
     *("skip", "take", "unbatch", "with_options", "zip"),
 ]

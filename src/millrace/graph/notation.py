@@ -26,7 +26,7 @@ _LONGEST_INPUT = 120
 double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
-_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights"}
+_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights", "keys"}
 """Fields that the user gives as a list, or as a single string."""
 
 

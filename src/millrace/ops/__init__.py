@@ -21,6 +21,7 @@ from millrace.ops import (
     map,  # noqa: A004 - named after the operator
     positional,
     rebatch,
+    sequence_packing,
     shuffle,
 )
 from millrace.ops.operator import Context
@@ -42,6 +43,7 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.PaddedBatch: batch.run_padded_batch,
     nodes.BucketBySequenceLength: bucket.run,
     nodes.GroupByWindow: group_by_window.run,
+    nodes.Pack: sequence_packing.run,
     nodes.Rebatch: rebatch.run_rebatch,
     nodes.Take: positional.run_take,
     nodes.Skip: positional.run_skip,

@@ -106,7 +106,7 @@ def _pad_leaf(
     target = _target([array.shape for array in arrays], shape, label, path)
     if all(array.shape == target for array in arrays):
         return np.stack(arrays, out=allocate((len(arrays), *target), dtype))
-    fill = _fill_value(value, dtype, label, path)
+    fill = fill_value(value, dtype, label, path)
     out = allocate((len(arrays), *target), np.result_type(dtype, fill) if dtype.kind in "SU" else dtype)
     for row, array in zip(out, arrays, strict=True):
         if array.shape != target:
@@ -130,7 +130,12 @@ def _target(shapes: list[tuple[int, ...]], shape: Shape, label: str, path: Path)
     return target
 
 
-def _fill_value(value: Any, dtype: np.dtype[Any], label: str, path: Path) -> Array:
+def fill_value(value: Any, dtype: np.dtype[Any], label: str, path: Path) -> Array:
+    """Convert a padding value to the dtype of a leaf; None is zero.
+
+    Raises:
+        PipelineError: if it is no value of that dtype.
+    """
     if value is None:
         return np.zeros((), dtype=dtype)
     given = np.asarray(value)

@@ -44,7 +44,7 @@ def _makers(node: g.Node) -> Iterator[_Maker]:
     """Operators that stacked what leaves ``node``."""
     if isinstance(node, _Maker):
         yield node
-    elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave)):
+    elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave, g.Pack)):  # packed rows are all of one shape
         for child in node.inputs:
             yield from _makers(child)
 

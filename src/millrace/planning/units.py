@@ -268,8 +268,11 @@ _SOME_BLOCKS = 64
 """Blocks of units that a shuffle permutes where the data have no boundaries of their own."""
 _MOST_BLOCKS = 1 << 16
 
-_COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Rebatch)
+_COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch)
 """Operators that collect, where they don't take a known number of elements."""
+
+_SEQUENCES_PER_ROW = 4
+"""Sequences in a packed row: a guess, as only their lengths tell."""
 
 _Rule = Callable[[UnitMap, int, Any, list[Units]], Units]
 
@@ -318,6 +321,10 @@ def _bucket(_map: UnitMap, _number: int, node: g.BucketBySequenceLength, below: 
 
 def _window(_map: UnitMap, _number: int, node: g.GroupByWindow, below: list[Units]) -> Units:
     return _collect(node, below[0], node.window_size or 64)
+
+
+def _pack(_map: UnitMap, _number: int, node: g.Pack, below: list[Units]) -> Units:
+    return _collect(node, below[0], node.window * _SEQUENCES_PER_ROW)
 
 
 def _rebatch(_map: UnitMap, _number: int, node: g.Rebatch, below: list[Units]) -> Units:
@@ -436,6 +443,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.PaddedBatch: _batch,
     g.BucketBySequenceLength: _bucket,
     g.GroupByWindow: _window,
+    g.Pack: _pack,
     g.Rebatch: _rebatch,
     g.Repeat: _repeat,
     g.Take: _take,

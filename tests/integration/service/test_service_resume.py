@@ -16,7 +16,7 @@ from millrace import ShardingPolicy
 
 COUNT = 600
 ALL = Counter(number for number in range(COUNT) if number % 3)
-OPTIONS = {"tasks": 12, "job_name": "ours"}
+OPTIONS: dict[str, Any] = {"tasks": 12, "job_name": "ours"}
 
 
 def pipeline():
@@ -66,6 +66,25 @@ def test_one_reader_stopped_again_and_again(service, deterministic):
             if state["epoch"] == 1 and state["ended"]:
                 break
     assert epochs == [ALL, ALL]
+
+
+def tokens(number):
+    return [number] * (number % 9)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_packed_rows_go_on_from_any_row(service):
+    packed = mr.Dataset.range(COUNT).shuffle(100).map(tokens).pack(128, window=3).with_options(seed=5)
+    with packed.distribute(service.address, deterministic=True, **OPTIONS) as dataset:
+        states, whole = [dataset.state_dict()], []
+        for row in dataset:
+            whole.append(repr(row))
+            states.append(passed_on(dataset.state_dict()))
+    assert len(whole) >= sum(number % 9 for number in range(COUNT)) // 128
+    for step in range(0, len(states), 3):
+        with packed.distribute(service.address, deterministic=True, **OPTIONS) as dataset:
+            dataset.load_state_dict(states[step])
+            assert [repr(row) for row in dataset] == whole[step:]
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

@@ -57,6 +57,7 @@ PIPELINES = {
         .group_by_window(lambda element: element["number"] % 3, lambda key, window: window.batch(5), window_size=5)
         .with_options(seed=11)
     ),
+    "pack": lambda ds: ds.shuffle(64, seed=15).map(ragged).pack(32, window=4),
     "rebatch": lambda ds: ds.map(augment).filter(keep).batch(7).rebatch(10).with_options(seed=12),
     "unbatch": lambda ds: ds.shuffle(64, seed=13).batch(7).unbatch().map(augment).batch(16),
 }

@@ -55,6 +55,14 @@ def window(key: int, elements: Dataset) -> Dataset:
     return elements.batch(100)
 
 
+def sequence(element: Any) -> Any:
+    return np.array(numbers(element), np.int64)
+
+
+def tokens(row: Any) -> Any:
+    return row["tokens"][row["segment_ids"] > 0]
+
+
 def _each(element: Any, change: Any) -> Any:
     return tuple(_each(part, change) for part in element) if isinstance(element, tuple) else change(element)
 
@@ -152,7 +160,7 @@ def grown(draw: Any, runs: Any, case: Case, first: int) -> Case:
     if case.elements is not None:
         choices += ["filter", "filter", "some"]
     if case.kind in ("int", "tuple"):
-        choices += ["batch", "batch", "padded_batch"]
+        choices += ["batch", "batch", "padded_batch", "pack"]
     if case.kind == "int" and first < 300_000:
         choices += ["concatenate", "sample", "zip"]
     if case.kind == "batch" and first < 300_000 and case.elements is None:
@@ -295,6 +303,11 @@ def _window(draw: Any, runs: Any, case: Case, first: int) -> Case:
     return replace(case, dataset=dataset, elements=None, ordered=False, count=count, kind="batch", batch=(size, 3))
 
 
+def _pack(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    rows = case.dataset.map(sequence).pack(5, window=draw(st.integers(1, 3)), too_long="split", padding_values=-1)
+    return replace(case, dataset=rows.map(tokens), elements=None, ordered=False, count=None, kind="pile", batch=None)
+
+
 def _concatenate(draw: Any, runs: Any, case: Case, first: int) -> Case:
     other = pipeline(draw, runs, first + 100_000, 2, kind="int")
     dataset = case.dataset.concatenate(other.dataset)
@@ -355,6 +368,7 @@ OPERATORS = {
     "rebatch": _rebatch,
     "bucket": _bucket,
     "window": _window,
+    "pack": _pack,
     "concatenate": _concatenate,
     "both": _both,
     "sample": _sample,

@@ -80,6 +80,11 @@ CASES: dict[str, tuple[Dataset, Any, type[MillraceError]]] = {
     "bucket": (ones().bucket_by_sequence_length(check, [1000], [4, 4]), batches(4), ElementError),
     "window": (ones().group_by_window(lambda n: check(n) * 0, lambda _, e: e.batch(4), 4), batches(4), ElementError),
     "a reduced window": (ones().group_by_window(lambda n: 0, lambda _, e: e.map(check), 4), first(BAD), ElementError),
+    "pack": (
+        ones().map(lambda n: [check(n)]).pack(4).map(lambda row: row["tokens"]),
+        batches(4),
+        ElementError,
+    ),
     "rebatch": (checked().batch(5).rebatch(10), batches(10), ElementError),
     "unbatch": (checked().batch(5).unbatch(), first(BAD), ElementError),
     "prefetch": (checked().prefetch(3), first(BAD), ElementError),
