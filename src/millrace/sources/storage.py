@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 READ_AHEAD_BYTES = 1 << 20
 """Bytes that a sequential reader of an object store asks for at a time."""
 LOCAL_BUFFER_BYTES = 256 << 10
-_REQUESTS_AT_ONCE = 32
+_REQUESTS_AT_ONCE = 64
 _LIST_PAGE = 1000
 _MOST_BELOW = 10_000
 """Most objects in the folders below a folder that are skipped to find those right in it."""
