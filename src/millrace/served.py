@@ -233,7 +233,7 @@ class ServedPipeline(Readable):
         else:
             reader = session.epoch(
                 following,
-                read=said(loaded, following),
+                read=None if self.coordinated else said(loaded, following),
                 keep=self,
                 passes=passes,
                 failed=weakref.WeakMethod(self._leave),

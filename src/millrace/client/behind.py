@@ -73,7 +73,8 @@ class BehindReader(ElementIterator):
         counts = own[0] if own else [max(each) for each in zip(*(each.counts for each in states), strict=True)]
         if counts and len(counts) != len(counted(self._graph)):
             raise StateError(f"the state is damaged: it counts {len(counts)} operators behind distribute()")
-        self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(self._loaded, epoch))
+        loaded = [each for each in self._loaded if each.rank == rank or not reader.coordinated]
+        self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(loaded, epoch))
         self._account = Account(self._graph, self._begin, reader.progress.made_of, ended=reader.over)
         self._now[:] = [functools.partial(_during, self._reader.checkpoint, self._account, self._digest)]
 

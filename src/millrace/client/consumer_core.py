@@ -228,6 +228,8 @@ class ConsumerCore:
             self.reading.begun = begun
             if begun.anew:
                 self.reading.forget()
+            if self.spec.coordinated:
+                self.reading.go_on(begun)
 
     def _all_known(self, epoch: int, tasks: Sequence[int], unread: str) -> None:
         self._lacks(epoch, unread)

@@ -69,6 +69,10 @@ class EpochProgress(ProgressTracker):
         self.alone |= read.tasks_alone()
         self._progress.resume(read.tasks_done(), dict(read.begun))
 
+    def go_on(self, begun: EpochBegun) -> None:
+        """Begin where the dispatcher says that this reader is, which knows all that the loaded states said."""
+        self._progress.resume(begun.read.done(), dict(begun.read.begun))
+
     def ends(self, task: int, outputs: int) -> None:
         """Note how many outputs a task has in all."""
         self._progress.ends(task, outputs)
@@ -161,8 +165,14 @@ class EpochProgress(ProgressTracker):
             rank=consumer,
             ranks=spec.num_consumers or 1,
             alone=(self.alone.low, self.alone.text()),
+            turn=self._turn(begun, spec) if spec.coordinated else 0,
             **begun.fields(),
         )
+
+    def _turn(self, begun: EpochBegun, spec: JobSpec) -> int:
+        """Find the slot whose round comes next, behind the one of which a round was handed out last."""
+        last = self._progress.last
+        return begun.turn if last < 0 else (last + 1) % spec.cycle_length
 
     # -- operators behind distribute() ---------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError, ProtocolError
-from millrace.planning.progress import TaskSet
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, TaskProgress
 
@@ -331,6 +330,5 @@ def buffer_of(begun: EpochBegun, spec: JobSpec, decode: Decode = codec.decode) -
     """Make the buffer of an epoch that has begun, in the order that its job reads in."""
     cycle = SlotCycle() if spec.deterministic else None
     if spec.coordinated:
-        over = TaskSet.parse(*begun.over)
-        cycle = SlotCycle(spec.cycle_length, tasks=begun.tasks, turn=begun.turn, over=over)
+        cycle = SlotCycle(spec.cycle_length, tasks=begun.tasks, turn=begun.turn, over=begun.read.done())
     return EpochBuffer(begun.epoch, cycle=cycle, rounds=bool(spec.coordinated), decode=decode)

@@ -237,6 +237,11 @@ class EpochReader:
         return self._job_session.seed, self.number, self._job_session.consumer, self._parts
 
     @property
+    def coordinated(self) -> bool:
+        """Whether all ranks read the same tasks, each for itself."""
+        return bool(self._job_session.core.spec.coordinated)
+
+    @property
     def over(self) -> bool:
         """Whether it began at its epoch's end, or was closed."""
         return self._session is None
@@ -285,7 +290,7 @@ class EpochReader:
         epoch = min(each.next_epoch for each in loaded)
         if self._job_session.states != name_of(loaded) or self.number != epoch:
             return False
-        if not self._anew:
+        if not (self._anew or self.coordinated):
             self.progress.resume(said(loaded, epoch))
         return True
 

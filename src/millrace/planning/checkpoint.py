@@ -180,6 +180,23 @@ def check(found: Checkpoint) -> None:
         raise StateError(f"the state is damaged: rank {found.rank} of {max(found.ranks, found.shares):,}")
 
 
+class TasksRead(msgspec.Struct, frozen=True, array_like=True):
+    """Tasks of an epoch that a reader has read to their end, and how many outputs of others, as messages say it.
+
+    Attributes:
+        low: all tasks below were read; ``later``: and those of this :meth:`TaskSet.text`.
+        begun: (task, outputs that were read) of others.
+    """
+
+    low: int = 0
+    later: str = ""
+    begun: list[tuple[int, int]] = []
+
+    def done(self) -> TaskSet:
+        """Tasks that were read to their end."""
+        return TaskSet.parse(self.low, self.later)
+
+
 class Merged(EpochShape, frozen=True, kw_only=True):
     """Progress of all readers of one epoch together, and its shape."""
 

@@ -145,6 +145,8 @@ class Progress:
         self._begun = dict(begun or {})
         self._ends: deque[tuple[int, int]] = deque()
         self._totals: dict[int, int] = {}
+        self.last = -1
+        """Task of the output that was yielded last; -1: none was."""
 
     def resume(self, done: TaskSet, begun: Mapping[int, int]) -> None:
         """Add what was yielded before."""
@@ -154,6 +156,7 @@ class Progress:
     def yielded(self, task: int, outputs: int) -> None:
         """Note that ``outputs`` outputs of the task, those before a resume included, were yielded."""
         if task not in self._done:
+            self.last = task if outputs > self._begun.get(task, 0) else self.last
             self._begun[task] = outputs
 
     def ends(self, task: int, outputs: int) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from millrace.planning.cache_point import CachePoint
-from millrace.planning.checkpoint import Checkpoint, Part
+from millrace.planning.checkpoint import Checkpoint, Part, TasksRead
 from millrace.planning.epoch_shape import EpochShape, RunShape
 from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
@@ -428,7 +428,7 @@ class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
     parts: list[Part] = []
     """Outputs of which a part was handed out before, behind ``distribute()``: for whoever gets them."""
     turn: int = 0  # of coordinated jobs: the slot whose round comes next, as the reader's own state says
-    over: tuple[int, str] = (0, "")  # likewise: (``low``, ``TaskSet.text()``) of tasks that the reader has read
+    read: TasksRead = TasksRead()  # likewise: what the reader has read before, that it will not be told of
 
 
 class StepsReady(Message, frozen=True, tag="StepsReady"):

@@ -233,7 +233,8 @@ class SimulatedConsumer(Process):
         if epoch >= (self.spec.epochs or 1):
             self.leave()
             return
-        self._handle(io.EpochWanted(epoch, said(self._loaded, epoch) if self._loaded else None))
+        known = self._loaded and not self.spec.coordinated  # else the dispatcher says where to begin
+        self._handle(io.EpochWanted(epoch, said(self._loaded, epoch) if known else None))
         self._waiting = True
         self._go_on()
 
