@@ -25,6 +25,8 @@ TOKENS, SEGMENTS, POSITIONS = "tokens", "segment_ids", "positions"
 Leaves = list[Array]
 """Leaves of a sequence or a row, of equal lengths."""
 
+_Kind = tuple[np.dtype[Any], int, tuple[int, ...]]
+"""Kind of a leaf: its dtype, its number of dimensions, and the shape of a token."""
 _NEARLY_FULL = 32
 """A row with at most one in so many of its tokens free is given out at a task's end rather than left to a tail."""
 _SERIAL_BITS = 40
@@ -137,8 +139,9 @@ class _Sequences:
     def __init__(self, node: Pack, context: Context) -> None:
         self._node, self._context, self._label = node, context, context.label
         self._paths: tuple[Path, ...] = ()
-        self._like: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        self._kinds: list[_Kind] = []
         self._padding: Leaves = []
+        self._counting = np.arange(node.length, dtype=np.int32)
 
     def take_apart(self, element: Any) -> list[Leaves]:
         """Find the leaves of an element: of several pieces if it is split, of none if it has no tokens.
@@ -147,18 +150,22 @@ class _Sequences:
             MismatchError: it cannot be packed.
         """
         values = self._values(element)
-        counts = [self._count(value, path) for path, value in values.items()]
-        tokens, length = counts[0], self._node.length
-        if counts.count(tokens) < len(counts):
-            listed = ", ".join(f"{count:,}{at(path)}" for path, count in zip(values, counts, strict=True))
+        leaves = [value if type(value) is np.ndarray else self._array(value, path) for path, value in values.items()]
+        kinds = [(leaf.dtype, leaf.ndim, leaf.shape[1:]) for leaf in leaves]
+        unlike = kinds != self._kinds
+        if unlike:
+            self._check_numbers(values, leaves)
+        tokens, length = len(leaves[0]), self._node.length
+        if any(len(leaf) != tokens for leaf in leaves):
+            listed = ", ".join(f"{len(leaf):,}{at(path)}" for path, leaf in zip(values, leaves, strict=True))
             raise self._mismatch(
                 f"different numbers of tokens: {listed}. Leaves that are packed side by side need equally many; "
                 "choose them with keys=[...]."
             )
         if not tokens:
             return []
-        leaves = [self._array(value, path) for path, value in values.items()]
-        self._check(tuple(values), leaves)
+        if unlike:
+            self._begin(tuple(values), kinds)
         if tokens <= length:
             return [leaves]
         if self._node.too_long == "error":
@@ -171,18 +178,17 @@ class _Sequences:
 
     def empty_row(self) -> Leaves:
         """Allocate the leaves of a row, contents arbitrary."""
-        return [self._context.allocate((self._node.length, *shape), dtype) for dtype, shape in self._like]
+        return [self._context.allocate((self._node.length, *shape), dtype) for dtype, _, shape in self._kinds]
 
     def finish(self, row: _Row) -> dict[Any, Array]:
         """Pad a row, and make the element of it that comes out."""
         length, used = self._node.length, row.ends[-1]
         for leaf, value in zip(row.leaves, self._padding, strict=True):
             leaf[used:] = value
-        ends = np.array(row.ends, np.int32)
-        counts = np.diff(ends)
         segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
-        segments[:used] = np.repeat(np.arange(1, len(ends), dtype=np.int32), counts)
-        positions[:used] = np.arange(used, dtype=np.int32) - np.repeat(ends[:-1], counts)
+        for number, (start, end) in enumerate(pairwise(row.ends), 1):
+            segments[start:end] = number
+            positions[start:end] = self._counting[: end - start]
         return {**dict(zip(self._names(), row.leaves, strict=True)), SEGMENTS: segments, POSITIONS: positions}
 
     def elements_of(self, rows: Sequence[_Row]) -> list[Any]:
@@ -202,7 +208,8 @@ class _Sequences:
     def _values(self, element: Any) -> dict[Path, Any]:
         """Find the parts of an element that are packed, in the order of the first one's."""
         keys = self._node.keys
-        if isinstance(element, Mapping):
+        bare = isinstance(element, (np.ndarray, list)) or not isinstance(element, Mapping)
+        if not bare:
             missing = [key for key in keys or () if key not in element]
             if missing:
                 raise self._mismatch(f"there is no {_listed(missing)} in a dict with {_listed(element)}.")
@@ -216,52 +223,53 @@ class _Sequences:
             raise self._mismatch(f"a value of type {type(element).__name__} is no dict with {_listed(keys)}.")
         else:
             values = {(): element}
-        if self._paths and values.keys() != set(self._paths):
+        if not self._paths or tuple(values) == self._paths:
+            return values
+        if values.keys() != set(self._paths):
             raise self._mismatch(
                 f"{_kind(values)} follows {_kind(self._paths)}. Make them alike in a map() before, or choose the "
                 "leaves with keys=[...]."
             )
-        return {path: values[path] for path in self._paths} if self._paths else values
+        return {path: values[path] for path in self._paths}
 
-    def _count(self, value: Any, path: Path) -> int:
-        if isinstance(value, np.ndarray) and value.ndim:
-            return len(value)
-        if isinstance(value, list) or (np.ndim(value) if hasattr(value, "__array__") else 0):
-            return len(value)
+    def _array(self, value: Any, path: Path) -> Array:
+        if not isinstance(value, list) and not hasattr(value, "__array__"):
+            raise self._no_sequence(value, path)
+        try:
+            return np.array(value) if isinstance(value, list) else as_array(value, self._label, path)
+        except ValueError:
+            raise self._mismatch(f"items of different shapes{at(path)} are no sequence of tokens.") from None
+
+    def _check_numbers(self, values: Mapping[Path, Any], leaves: Leaves) -> None:
+        for (path, value), leaf in zip(values.items(), leaves, strict=True):
+            if not leaf.ndim:
+                raise self._no_sequence(value, path)
+            if leaf.dtype.kind not in "biufc":
+                raise self._mismatch(f"tokens{at(path)} have dtype {leaf.dtype}. Tokens are numbers.")
+
+    def _no_sequence(self, value: Any, path: Path) -> MismatchError:
         remedy = "A sequence is an array or a list of numbers; of dicts choose the leaves with keys=[...]."
         if isinstance(value, bytes):
             remedy = "For bytes as tokens, write map(lambda value: np.frombuffer(value, np.uint8)) before."
-        raise self._mismatch(f"a value of type {type(value).__name__}{at(path)} is no sequence of tokens. {remedy}")
+        return self._mismatch(f"a value of type {type(value).__name__}{at(path)} is no sequence of tokens. {remedy}")
 
-    def _array(self, value: Any, path: Path) -> Array:
-        try:
-            array = np.array(value) if isinstance(value, list) else as_array(value, self._label, path)
-        except ValueError:
-            raise self._mismatch(f"items of different shapes{at(path)} are no sequence of tokens.") from None
-        if array.dtype.kind not in "biufc":
-            raise self._mismatch(f"tokens{at(path)} have dtype {array.dtype}. Tokens are numbers.")
-        return array
-
-    def _check(self, paths: tuple[Path, ...], leaves: Leaves) -> None:
-        """Check that the leaves are like the first sequence's; note what those are."""
-        like = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]
-        if like == self._like:
-            return
-        for path, one, first in zip(self._paths, like, self._like, strict=False):
+    def _begin(self, paths: tuple[Path, ...], kinds: list[_Kind]) -> None:
+        """Note what the first sequence's leaves are; those of a later one are others, which is an error."""
+        for path, one, first in zip(self._paths, kinds, self._kinds, strict=False):
             if one != first:
                 raise self._mismatch(
-                    f"tokens{at(path)} of dtype {one[0]} and shape {one[1]} follow some of dtype {first[0]} and shape "
-                    f"{first[1]}. Make them alike in a map() before."
+                    f"tokens{at(path)} of dtype {one[0]} and shape {one[2]} follow some of dtype {first[0]} and shape "
+                    f"{first[2]}. Make them alike in a map() before."
                 )
         values = self._node.padding_values
         given = values if isinstance(values, Mapping) else {}
         unknown = [key for key in given if (key,) not in paths and (paths, key) != (_BARE, TOKENS)]
         if unknown:
             raise PipelineError(f"{self._label}: padding_values has {_listed(unknown)}, and there is no such leaf.")
-        self._paths, self._like = paths, like
+        self._paths, self._kinds = paths, kinds
         self._padding = [
             fill_value(given.get(name) if isinstance(values, Mapping) else values, dtype, self._label, path)
-            for name, path, (dtype, _) in zip(self._names(), paths, like, strict=True)
+            for name, path, (dtype, _, _) in zip(self._names(), paths, kinds, strict=True)
         ]
 
     def _mismatch(self, said: str) -> MismatchError:
