@@ -93,6 +93,7 @@ TARGETS = (
     Target("600 files at 300 ms, of 64 threads", "far", "files", _IN_PROCESS, "64 threads", least=0.9),
     Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
+    Target("padding of packed rows", "packing", "padding", "documents, log-normal, packed", most=0.01),
     Target(
         "CPU time of a service, of the same in process",
         "overhead",

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import accuracy, accuracy_caching
+from benchmarks import accuracy, accuracy_caching, packing
 from benchmarks.harness import FailedError, sample
 from benchmarks.papers import costs, read_cost
 
@@ -209,6 +210,23 @@ def test_startup(tmp_path: Path):
 def test_listing(tmp_path: Path):
     found = report(tmp_path, "listing", "--folder", str(tmp_path))
     assert (found["results"]["files"], found["missed"]) == (13_000, [])
+
+
+def test_packing(tmp_path: Path):
+    for number in range(40):
+        with wave.open(str(tmp_path / f"{number}.wav"), "wb") as recording:
+            recording.setnchannels(1)
+            recording.setsampwidth(2)
+            recording.setframerate(8000)
+            recording.writeframes(bytes(160 * (20 + 5 * number)))
+    found = report(tmp_path, "packing", "--data", str(tmp_path))
+    assert found["sequences"] == {"documents, log-normal": 400, "recordings": 40}
+    (figures,) = found["rounds"]
+    for case in found["sequences"]:
+        padding = [figures[f"{case}, {way}"]["padding"] for way in packing.WAYS]
+        assert padding == sorted(padding, reverse=True)
+        assert padding[0] > 5 * padding[-1] >= 0
+    assert len(found["table"]) == len(figures) + 1
 
 
 def test_recovery(tmp_path: Path):
