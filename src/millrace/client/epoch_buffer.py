@@ -319,11 +319,14 @@ class EpochBuffer:
         """Find the task of which a message is read next, be it there or not; None: it is not known."""
         if self._cycle is None:
             return self._arrived[0] if self._arrived else None
-        task = self._cycle.current(self._is_exhausted)
+        task = self._cycle.current(self._is_exhausted, self._is_ready)
         return None if task is None else self._tasks[task]
 
     def _is_exhausted(self, task: int) -> bool:
         return self._tasks[task].complete and not self._tasks[task].messages
+
+    def _is_ready(self, task: int) -> bool:
+        return task in self._tasks and bool(self._tasks[task].messages)
 
 
 def buffer_of(begun: EpochBegun, spec: JobSpec, decode: Decode = codec.decode) -> EpochBuffer:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from millrace.planning.plan import tail_inputs
 from millrace.planning.progress import TaskSet
+
+
+class _Look(NamedTuple):
+    """Look at what of the tasks has come and was read, as :meth:`SlotCycle.current` is told."""
+
+    exhausted: Callable[[int], bool]
+    ready: Callable[[int], bool]
 
 
 class SlotCycle:
     """Cycle of slots that one consumer reads, a message of each in turn, and in each slot tasks in plan order.
 
     Slot s has tasks s, s + ``length``, ... of the epoch, and they are named to the consumer in this order. A slot is
-    left out once all of its tasks were read. While one more is to be named it is waited for: all consumers with these
-    slots come to the same order without asking anybody.
+    left out once all of its tasks were read, and while its next one is a tail of which an input was not read to its
+    end, as that input may need room before it can be computed. While one more task is to be named it is waited for. So
+    which task is next follows from what was read alone: all consumers with these slots come to the same order without
+    asking anybody, wherever they begin.
 
     Args:
         length: number of slots; 1: all tasks are of one, whatever their numbers.
@@ -35,6 +46,7 @@ class SlotCycle:
         self._reading: list[int | None] = [None] * length
         self._next = [*range(length)]  # by slot: the first task that has not been named
         self._unnamed: set[int] | None = None  # once it is known which tasks will be
+        self._free: set[int] = set()  # first tasks of slots that wait for no input
 
     def slot(self, task: int) -> int:
         """Find the slot of a task."""
@@ -56,41 +68,66 @@ class SlotCycle:
         """Note that these tasks are still to be named, and no others."""
         self._unnamed = set(unnamed)
 
-    def current(self, exhausted: Callable[[int], bool]) -> int | None:
+    def current(self, exhausted: Callable[[int], bool], ready: Callable[[int], bool]) -> int | None:
         """Find the task of which a message is read next; None: it has not been named yet, or there is none.
 
         Args:
-            exhausted: whether a task was read to its end.
+            exhausted: whether all of a task has come and was read.
+            ready: whether a message of a task lies ready.
         """
+        look = _Look(exhausted, ready)
         for offset in range(self._length):
             slot = (self.turn + offset) % self._length
-            task = self._current_of(slot, exhausted)
-            if task is not None or self._awaits(slot):
-                return task
+            first = self._first(slot, look)
+            chosen = None if first is None else self._awaited(first, look)
+            if chosen is not None:
+                return chosen if self._reading[self.slot(chosen)] == chosen else None
         return None
 
     def took(self, task: int) -> None:
         """Note that a message of a task was taken."""
         self.turn = self.slot(task + 1)
 
-    def _current_of(self, slot: int, exhausted: Callable[[int], bool]) -> int | None:
+    def _first(self, slot: int, look: _Look, upto: int | None = None) -> int | None:
+        """Find the first task of a slot that was not read to its end, be it named or not; None: there is none.
+
+        Nobody looks whether tasks beyond ``upto`` were.
+        """
         unread = self._unread[slot]
-        while (task := self._reading[slot]) is None or exhausted(task):
+        while True:
+            task = self._reading[slot]
+            if task is not None:
+                if upto is not None and task > upto:
+                    return task
+                # A tail that gives nothing may come before those who do not know of it yet are past its inputs.
+                if not look.exhausted(task) or self._awaited(task, look) != task:
+                    return task
             if not unread:
-                return None
+                return self._following(slot)
             self._reading[slot] = unread[0]
             heapq.heappop(unread)  # once it is noted: Ctrl-C may come in between
-        return task
 
-    def _awaits(self, slot: int) -> bool:
-        """Whether a further task of the slot will be named."""
+    def _awaited(self, first: int, look: _Look) -> int | None:
+        """Find what is read where a slot has a turn: its first task, or one that must show first whether it has more.
+
+        None: the slot is left out, as its first task is a tail and an input of it has more.
+        """
+        if first in self._free or self._length == 1:
+            return first
+        for task in tail_inputs(first, self._tasks):
+            before = None if task in self._over else self._first(self.slot(task), look, task)
+            if before is not None and before <= task:
+                return None if look.ready(before) else self._awaited(before, look)
+        self._free = {each for each in self._free if self.slot(each) != self.slot(first)} | {first}
+        return first
+
+    def _following(self, slot: int) -> int | None:
+        """Find the next task of a slot that will be named; None: there is none."""
         if self._unnamed is not None:
-            return any(self.slot(task) == slot for task in self._unnamed)
-        if self._tasks is None:
-            return True
+            return min((task for task in self._unnamed if self.slot(task) == slot), default=None)
         following = self._next[slot]
         following += max(0, -(-(self._over.low - following) // self._length)) * self._length
         while following in self._over:
             following += self._length
         self._next[slot] = following
-        return bool(following < self._tasks)
+        return following if self._tasks is None or following < self._tasks else None

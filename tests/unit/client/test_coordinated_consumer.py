@@ -134,7 +134,7 @@ def test_what_was_handed_back_is_not_counted() -> None:
     assert rank.state().turn == 1, "the round of slot 1 lies there, and nobody has taken it"
 
 
-@pytest.mark.parametrize("tasks", [5, None])
+@pytest.mark.parametrize("tasks", [6, None])
 def test_a_rank_that_is_ahead_waits_for_what_it_lacks_alone(tasks: int | None) -> None:
     done = TaskSet.of([0, 1, 2])
     rank = Rank(Checkpoint(done=done.low, later=done.text(), turn=0), tasks=tasks)

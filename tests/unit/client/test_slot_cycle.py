@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millrace.client.epoch_buffer import EpochBuffer
 from millrace.client.slot_cycle import SlotCycle
 from millrace.errors import ProtocolError
+from millrace.planning.plan import tail_inputs
 from millrace.planning.progress import TaskSet
 from millrace.protocol.messages import TaskProgress
 
@@ -22,13 +23,27 @@ ROOM = 3
 """Messages that lie ready; only what is read next comes beside them."""
 
 
-def expected(counts: list[int], length: int) -> list[Rounds]:
+def expected(counts: list[int], length: int, tasks: int | None = 0) -> list[Rounds]:
     """Write down (task, round) in the order of the cycle."""
-    slots = [
-        [(task, each) for task in range(slot, len(counts), length) for each in range(counts[task])]
-        for slot in range(length)
-    ]
-    return [rounds[turn] for turn in range(max(map(len, slots), default=0)) for rounds in slots if turn < len(rounds)]
+    tasks = len(counts) if tasks == 0 else tasks
+    taken, order, turn = [0] * len(counts), list[Rounds](), 0
+
+    def first_of(slot: int, over: list[bool]) -> int | None:
+        return next((task for task in range(slot, len(counts), length) if not over[task]), None)
+
+    while True:
+        over: list[bool] = []
+        for task, count in enumerate(counts):
+            before = [*tail_inputs(task, tasks), *([task - length] if task >= length else [])]
+            over.append(taken[task] == count and all(over[each] for each in before))
+        firsts = [first_of((turn + offset) % length, over) for offset in range(length)]
+        able = (t for t in firsts if t is not None and all(over[each] for each in tail_inputs(t, tasks)))
+        task = next(able, -1)
+        if task < 0:
+            return order
+        order.append((task, taken[task]))
+        taken[task] += 1
+        turn = task + 1
 
 
 class Rank:
@@ -61,10 +76,12 @@ class Rank:
         self.begin(starts, self.read[-1][0] + 1 if self.read else 0)
 
     def name(self) -> bool:
+        """Name a task of a slot that has not many: a tail once all of its inputs were sent to their ends."""
         able = [
             slot
             for slot, tasks in enumerate(self.unnamed)
             if tasks and sum(t % self.length == slot for t in self.sent.keys() - self.ended) < UNREAD
+            if all(each in self.over or each in self.ended for each in self.inputs(tasks[0]))
         ]
         if not able:
             return False
@@ -73,6 +90,9 @@ class Rank:
         self.lease += 1
         self.buffer.assign(task, self.lease, "a:1", self.sent[task])
         return True
+
+    def inputs(self, task: int) -> tuple[int, ...]:
+        return tail_inputs(task, None if self.endless else len(self.counts))
 
     def send(self) -> bool:
         able = [t for t in self.sent if t not in self.ended]
@@ -123,7 +143,7 @@ class Rank:
         return any(step() for step in steps)
 
 
-COUNTS = st.lists(st.integers(0, 4), max_size=14)
+COUNTS = st.lists(st.integers(0, 4), max_size=24)
 
 
 @given(st.integers(0, 2**32), COUNTS, st.integers(1, 4))
@@ -151,17 +171,34 @@ def test_a_rank_goes_on_from_a_state_with_the_round_that_comes_next(seed, counts
     assert rank.read == expected(counts, length)
 
 
-@given(st.integers(0, 2**32), COUNTS, st.integers(1, 4))
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 4), max_size=12), st.integers(1, 4))
 def test_without_end_no_slot_is_left_out(seed, counts, length):
     rank = Rank(random.Random(seed), counts, length, endless=True)
     while rank.step():
         pass
-    order = expected(counts, length)
+    order = expected(counts, length, None)
     assert rank.read == order[: len(rank.read)]
     assert rank.buffer.needed() is None
     slots = [sum(counts[slot::length]) for slot in range(length)]
     shortest = min(range(length), key=slots.__getitem__)
     assert len(rank.read) == slots[shortest] * length + shortest
+
+
+def test_a_tail_is_not_read_before_its_inputs_though_it_lies_ready():
+    inbox = buffer(tasks=4)  # three tasks, and 3 takes what they leave over
+    for task in (0, 1, 2, 3):
+        inbox.assign(task, 1, "a:1")
+    for task, last in ((1, True), (3, True), (0, False)):
+        inbox.accept(task, 0, 1, [f"{task}:0"], 1, "a:1", last=last)
+    assert [inbox.take().payload, inbox.take().payload] == [["0:0"], ["1:0"]]  # type: ignore[union-attr]
+    assert inbox.take() is None
+    assert inbox.needed() == ("a:1", 0)
+    inbox.accept(0, 1, 1, ["0:1"], 1, "a:1", last=True)
+    assert inbox.take().payload == ["0:1"]  # type: ignore[union-attr]
+    assert inbox.take() is None, "3 is left out or not, as 2 will show"
+    assert inbox.needed() == ("a:1", 0)
+    inbox.accept(2, 0, 1, ["2:0"], 1, "a:1", last=True)
+    assert [inbox.take().payload, inbox.take().payload] == [["2:0"], ["3:0"]]  # type: ignore[union-attr]
 
 
 def buffer(length: int = 2, tasks: int | None = None, **chosen: Any) -> EpochBuffer:
