@@ -11,7 +11,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
 from millrace.control.tasks.job_load import load_of, window_of
-from millrace.control.tasks.slots import missing
+from millrace.control.tasks.slots import missing, unread_by
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration
@@ -84,7 +84,9 @@ def why_job(
     shares = observed.division.shares if observed.division is not None else {}
     share = f"; {shares[name].reason}" if len(shares) > 1 and name in shares else ""
     slowed = f"; bottleneck: {found.reason}" if found.value != "unknown" else ""
-    return f"job {name} runs on {count}{slowed}{share}"
+    absent = missing(job) if job.spec.coordinated else []
+    awaited = f"; {_absent(absent)}, and all ranks read every round" if absent else ""
+    return f"job {name} runs on {count}{slowed}{share}{awaited}"
 
 
 def why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:
@@ -114,12 +116,11 @@ def why_consumer(job: Job, index: int, now: float) -> str:
     epoch = job.epochs.get(place.epoch)
     if epoch is None:
         return "waits for the job's sources to be listed"
-    slot = job.slot_of(index)
-    tasks = epoch.unread_by(index, slot)
+    tasks = unread_by(job, epoch, index)
     if not tasks:
         return "has read all that is its" if epoch.settled else "waits for a task"
     ready = sum(epoch.live[task].finished for task in tasks)
-    waiting = len(epoch.pending.get(slot, ()))
+    waiting = sum(len(epoch.pending.get(slot, ())) for slot in job.slots_of([index]))
     return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
 
 

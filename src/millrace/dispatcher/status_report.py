@@ -166,7 +166,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "kept": kept(state, job, now),
         "unread": [_unread(share) for share in unread],
         "why": why_job(state, observed, job, serving, found, now),
-        "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number),
+        "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number) + _unfilled(job),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [
@@ -292,6 +292,11 @@ def _notes(job: Job, impure: list[str]) -> list[str]:
 def _undivided(state: State, job: Job, number: int) -> int:
     """Count the elements of an epoch that nobody gets, so that all consumers get equally many."""
     return state.plan(job, number).left_out if job.tables is not None and job.failure is None else 0
+
+
+def _unfilled(job: Job) -> int:
+    """Count the elements of all epochs that filled no round of all ranks."""
+    return job.left_out + sum(count for epoch in job.epochs.values() for count in epoch.left_out.values())
 
 
 def _visits(state: State, job: Job, number: int) -> list[str]:

@@ -65,6 +65,11 @@ class TaskSet:
         less, more = sorted((self, other), key=lambda each: each.low)
         return TaskSet(more.low, more.bits | less.bits >> (more.low - less.low))
 
+    def __and__(self, other: TaskSet) -> TaskSet:
+        less, more = sorted((self, other), key=lambda each: each.low)
+        shift = more.low - less.low
+        return TaskSet(less.low, less.bits & (more.bits << shift | (1 << shift) - 1))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TaskSet) and (self.low, self.bits) == (other.low, other.bits)
 

@@ -16,6 +16,8 @@ CYCLE_LENGTH = 4
 """Tasks that ranks of coordinated reads read at a time."""
 MOST_ACCELERATORS = 1024
 """Behind one consumer."""
+MOST_SLOTS = 64
+"""That coordinated consumers read in turn: a worker's buffer is divided among them."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -32,7 +32,7 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when a message changes in a way that an older peer would misread."""
 
 
@@ -72,14 +72,14 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     outputs: int = 0
     leftovers: bool = False
     nothing: bool = False
+    left_out: int = 0
 
 
 class WorkerHello(Message, frozen=True, tag="WorkerHello"):
     """First message of a worker's session. ``worker`` is chosen by the worker once per process life."""
 
     worker: str
-    address: str
-    """host:port of its delivery server."""
+    address: str  # host:port of its delivery server
     host: str = ""
     pid: int = 0
     cores: int = 1
@@ -272,8 +272,8 @@ class LeaseTask(Message, RunShape, frozen=True, tag="LeaseTask"):
     poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
     cache: CacheUse | None = None
     measure: bool = False  # report what operators did as soon as it has ended
-    parts: list[Piece] = []
-    """What to run instead of the plan's task: the epoch was dealt anew."""
+    parts: list[Piece] = []  # what to run instead of the plan's task: the epoch was dealt anew
+    readers: list[int] = []  # who lacks something of it; empty: all that read the slot, or as ``received`` says
 
 
 class RevokeTask(Message, frozen=True, tag="RevokeTask"):
@@ -298,9 +298,10 @@ class ForgetTasks(Message, frozen=True, tag="ForgetTasks"):
 
 
 class OutputsReceived(Message, frozen=True, tag="OutputsReceived"):
-    """The consumer has all outputs of these tasks, of another run perhaps; what they leave over is still wanted."""
+    """Nobody lacks outputs of these tasks, which another run gave perhaps; what they leave over is still wanted."""
 
     refs: list[TaskRef]
+    readers: list[int] = []  # only these consumers lack none, others of those that read the tasks still may; empty: all
 
 
 class CloseJob(Message, frozen=True, tag="CloseJob"):

@@ -228,16 +228,17 @@ class FakeConsumer:
 
 
 def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
-    """A deterministic consumer reads the lowest task that it has heard of: that is the plan's next one, always."""
+    """A deterministic consumer reads the lowest task of a slot that it has heard of: always the plan's next there."""
     assert peer.joined is not None
     job = service.state.jobs[peer.joined.job]
     if not job.spec.deterministic:
         return True
-    if task != min(peer.reads.keys() - set(peer.complete)):
+    step = job.stride
+    heard = [each for each in {*peer.reads, *peer.complete} if each % step == task % step]
+    if task != min(set(heard) - set(peer.complete)):
         return False
-    step = job.spec.num_consumers or 1
     epoch = job.epochs[peer.epoch.epoch]
-    mine = range(min([*peer.reads, *peer.complete]), task + 1, step)  # what is before went with who had its place
+    mine = range(min(heard), task + 1, step)  # what is before went with who had its place
     assert task == next(each for each in mine if each not in peer.complete and not epoch.over(each))
     return True
 

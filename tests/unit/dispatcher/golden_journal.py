@@ -25,6 +25,7 @@ from millrace.control.journal.task_events import TaskLeased, TaskSpared
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal_file import SqliteJournal
 from millrace.planning.cache_point import CachePoint
+from millrace.planning.checkpoint import Checkpoint
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.policies.scaling import hpa
 from millrace.policies.scaling.scaling_policies import kind_of
@@ -57,6 +58,7 @@ def live() -> Service:
     _come_late(service)
     _end_equally(service)
     _repeat_nothing(service)
+    _coordinate(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -320,6 +322,24 @@ def _repeat_nothing(service: Service) -> None:
                 service.finish(worker, lease)
     service.plan = usual
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _coordinate(service: Service) -> None:
+    """A job whose ranks read every round together, from states of unequal steps; one of them leaves."""
+    rounds: dict[str, Any] = {"coordinated": "drop", "cycle_length": 3, "deterministic": True, "num_consumers": 2}
+    tasks = service.plan.length
+    states = [
+        Checkpoint(seed=11, sources=service.prints, tasks=tasks, done=1, begun=[(2, 1)], ranks=2, turn=2),
+        Checkpoint(seed=11, sources=service.prints, tasks=tasks, done=2, rank=1, ranks=2, turn=2),
+    ]
+    peers = [service.join(f"rank {rank}", "rounds", consumer=rank, states=states, **rounds) for rank in (0, 1)]
+    for _ in range(3):
+        service.work(read=False)
+        service.read(peers[0], min(service.readable(peers[0])))
+    service.say(inp.ConsumerSaid(peers[1].client, msg.LeaveJob()))
+    worker, key = next((each, key) for each in service.workers.values() for key in each.leases if key)
+    lease = worker.leases[key]
+    service.say(inp.WorkerSaid(worker.name, msg.TaskFinished(lease.ref, key, 1, left_out=2)))
 
 
 def _lose(service: Service) -> None:

@@ -33,7 +33,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
         before = job.consumers.get(self.consumer)
         if before is not None:
             state.clients.pop(before.client, None)
-        elif self.anew:
+        elif self.anew and not job.spec.coordinated:
             for epoch in job.epochs.values():
                 epoch.shares.pop(self.consumer, None)
         past = max(self.past, before.past if before is not None else -1)

@@ -31,6 +31,7 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
         freed: those not done whose leftovers have become outputs that were read.
         alone: those that give what they would leave over themselves, done or not.
         anew: a plan of its own, which divides ``pieces`` into ``tasks``, holds from now on, and not since before.
+        own: by reader, (task, outputs that it had read; -1: all) where that is not what all of them had.
     """
 
     job: str
@@ -43,6 +44,7 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
     alone: list[int] = []
     anew: bool = False
     tasks: int = -1
+    own: dict[int, list[tuple[int, int]]] = {}
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
@@ -53,11 +55,12 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
         epoch.freed = set(self.freed)
         epoch.alone = set(self.alone)
         epoch.anew, epoch.tasks = self.anew, self.tasks
+        epoch.own = {reader: dict(tasks) for reader, tasks in self.own.items()}
         if job.spec.deterministic or job.spec.equal_steps:
-            epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
+            epoch.dealt = dict(enumerate(done.counts(job.stride)))
         else:
             epoch.dealt[-1] = len(done)
-        heir = job.slot_of(min(job.consumers, default=0))
+        heir = min(job.slots_of([min(job.consumers, default=0)]))
         for task in self.again:
             epoch.live[task] = TaskState(heir, {reader: ReaderProgress(complete=True) for reader in job.audience(heir)})
             epoch.pending.setdefault(heir, set()).add(task)
@@ -158,6 +161,8 @@ class EpochClosed(EpochEvent, frozen=True, tag="EpochClosed"):
     """All consumers are past it."""
 
     def apply(self, state: State) -> None:
-        epoch = state.jobs[self.job].epochs.pop(self.epoch)
+        job = state.jobs[self.job]
+        epoch = job.epochs.pop(self.epoch)
+        job.left_out += sum(epoch.left_out.values())
         for live in epoch.live.values():
             state.let_go(live)

@@ -27,7 +27,7 @@ class TailDealt(TaskEvent, frozen=True, tag="TailDealt"):
         job = state.jobs[self.job]
         epoch = job.epochs[self.epoch]
         epoch.cursors.update(self.cursors)
-        _deal(job, epoch, self.task, self.consumer)
+        _deal(job, self.epoch, self.task, self.consumer)
         epoch.pending.setdefault(self.consumer, set()).add(self.task)
 
 
@@ -64,7 +64,7 @@ class TaskLeased(TaskEvent, frozen=True, tag="TaskLeased"):
         state.next_lease = max(state.next_lease, self.lease + 1)
         epoch.cursors.update(self.cursors)
         if self.fresh:
-            _deal(job, epoch, self.task, self.consumer, self.run)
+            _deal(job, self.epoch, self.task, self.consumer, self.run)
         else:
             discard(epoch.pending, self.consumer, self.task)
         live = epoch.live[self.task]
@@ -77,12 +77,21 @@ class TaskLeased(TaskEvent, frozen=True, tag="TaskLeased"):
 
 
 class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
-    """The worker ran it to its end."""
+    """The worker ran it to its end.
+
+    Attributes:
+        outputs: that it has.
+        skipped: elements that ``on_error`` left out.
+        leftovers: the worker keeps something for its tail.
+        nothing: what is repeated without end gave no element in it.
+        left_out: elements that filled no round.
+    """
 
     outputs: int
     skipped: int = 0
     leftovers: bool = False
-    nothing: bool = False  # what is repeated without end gave no element in it
+    nothing: bool = False
+    left_out: int = 0
     changes: ClassVar = Changes.TASKS
 
     def apply(self, state: State) -> None:
@@ -96,6 +105,8 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
             epoch.nothing.add(self.task if live.run < 0 else live.run)
         epoch.skipped += self.skipped
         job.skipped += self.skipped
+        if self.left_out:
+            epoch.left_out[self.task] = self.left_out
         worker = state.workers[live.worker]
         worker.kept[live.lease] = worker.unfinished.pop(live.lease)
         state.index.hands_changed(worker)
@@ -223,6 +234,27 @@ class TaskSpared(TaskEvent, frozen=True, tag="TaskSpared"):
         epoch.dropped += 1
 
 
+class TaskForgone(TaskEvent, frozen=True, tag="TaskForgone"):
+    """One of several readers of a task will not read it to its end; the others do, or have.
+
+    Attributes:
+        consumer: the reader.
+    """
+
+    consumer: int
+    changes: ClassVar = Changes.TASKS
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        epoch = job.epochs[self.epoch]
+        live = epoch.live[self.task]
+        if job.tasks_of(epoch) is not None:
+            epoch.shares[self.consumer].remove(self.task)
+        live.read(self.consumer, 0, complete=True)
+        if live.complete:
+            discard(epoch.unread, live.slot, self.task)
+
+
 class TaskDone(TaskEvent, frozen=True, tag="TaskDone"):
     """Nobody needs anything of it any more.
 
@@ -263,25 +295,34 @@ class TaskDone(TaskEvent, frozen=True, tag="TaskDone"):
                 epoch.live[task].freed = True
 
 
-def _deal(job: Job, epoch: Epoch, task: int, slot: int, run: int = -1) -> None:
+def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
+    epoch = job.epochs[number]
     start = epoch.starts.get(task, 0)
+    readers = {reader: ReaderProgress(start, start) for reader in job.audience(slot)}
+    if job.spec.coordinated:
+        for reader, progress in readers.items():
+            own = epoch.own.get(reader, {}).get(task, start)
+            progress.complete = own < 0 or not job.reads(reader, number)
+            progress.start = progress.received = max(own, start)
     epoch.live[task] = TaskState(
         slot,
-        {reader: ReaderProgress(start, start) for reader in job.audience(slot)},
+        readers,
         run=run,
         freed=task in epoch.freed,
         alone=task in epoch.alone,
     )
     epoch.freed.discard(task)
     epoch.dealt[slot] = epoch.dealt.get(slot, 0) + 1
-    epoch.unread.setdefault(slot, set()).add(task)
+    if not epoch.live[task].complete:
+        epoch.unread.setdefault(slot, set()).add(task)
     _add_to_shares(job, epoch, task)
 
 
 def _add_to_shares(job: Job, epoch: Epoch, task: int) -> None:
     if job.tasks_of(epoch) is not None:
-        for reader in epoch.live[task].readers:
-            epoch.shares.setdefault(reader, []).append(task)
+        for reader, progress in epoch.live[task].readers.items():
+            if not progress.complete:
+                epoch.shares.setdefault(reader, []).append(task)
 
 
 def _take_from_shares(job: Job, epoch: Epoch, task: int) -> None:

@@ -104,6 +104,6 @@ def _join(first: Action, second: Action) -> Action | None:
         c, d = first.message, second.message
         if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):
             return SendToWorker(first.worker, ForgetTasks([*c.refs, *d.refs]))
-        if isinstance(c, OutputsReceived) and isinstance(d, OutputsReceived):
-            return SendToWorker(first.worker, OutputsReceived([*c.refs, *d.refs]))
+        if isinstance(c, OutputsReceived) and isinstance(d, OutputsReceived) and c.readers == d.readers:
+            return SendToWorker(first.worker, OutputsReceived([*c.refs, *d.refs], c.readers))
     return None

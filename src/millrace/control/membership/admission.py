@@ -10,7 +10,7 @@ from millrace.control.tasks.slots import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
-from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
+from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_SLOTS, MOST_TASKS, MOST_WORKERS, JobSpec
 from millrace.protocol.messages import Failure, JoinJob
 
 SHARDINGS = ("dynamic", "static", "static_contiguous", "off", "custom")
@@ -75,7 +75,7 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "equal_steps=True needs num_consumers, to know between whom, and Visitation.EXACTLY_ONCE, as elements that "
             "are lost would be missing from one of them"
         )
-    wrong = wrong or _wrong_value(spec)
+    wrong = wrong or _wrong_rounds(spec) or _wrong_value(spec)
     if message.consumer is not None and message.consumer >= MOST_CONSUMERS:
         wrong = f"consumer_index is below {MOST_CONSUMERS:,}, not {message.consumer:,}"
     if wrong:
@@ -86,12 +86,31 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
         raise Refused.because("ProtocolError", str(error)) from error
 
 
+def _wrong_rounds(spec: JobSpec) -> str:
+    """Say why reads cannot be coordinated as the job wants; empty if they can, or are not to be."""
+    if not spec.coordinated:
+        return ""
+    lacks = [
+        text
+        for met, text in (
+            (spec.num_consumers is not None, "num_consumers, to know for how many ranks a round is"),
+            (spec.deterministic, "deterministic=True, as all ranks read rounds in one order"),
+            (spec.sharding == "dynamic", "ShardingPolicy.DYNAMIC, as tasks are dealt in turn"),
+            (spec.visitation == "exactly_once", "Visitation.EXACTLY_ONCE, as a lost round would be lost to all ranks"),
+            (not spec.equal_steps, "no equal_steps, as all ranks get equally many rounds in any case"),
+        )
+        if not met
+    ]
+    return f"coordinated=True needs {'; and '.join(lacks)}" if lacks else ""
+
+
 def _wrong_value(spec: JobSpec) -> str:
     """Say what is wrong with a field, whatever the others are; empty if nothing is."""
     for name, value, most in (
         ("num_consumers", spec.num_consumers, MOST_CONSUMERS),
         ("tasks", spec.tasks, MOST_TASKS),
         ("accelerators", spec.accelerators, MOST_ACCELERATORS),
+        ("cycle_length", spec.cycle_length, MOST_SLOTS),
         *(("workers", number, MOST_WORKERS) for number in spec.workers or ()),
     ):
         if value is not None and not 1 <= value <= most:
@@ -148,6 +167,8 @@ def same_job(job: Job, spec: JobSpec) -> None:
         "priority",
         "tenant",
         "target_workers",
+        "coordinated",
+        "cycle_length",
     ):
         mine, theirs = getattr(spec, field), getattr(job.spec, field)
         if mine != theirs:

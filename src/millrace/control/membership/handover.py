@@ -11,8 +11,8 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.state import Consumer, Job, UnreadShare
-from millrace.control.tasks.leases import drop, revoke
-from millrace.control.tasks.slots import active, is_awaited, round_robin
+from millrace.control.tasks.leases import forgo, revoke
+from millrace.control.tasks.slots import active, is_awaited, round_robin, unread_by
 from millrace.control.tasks.task_queue import held_back
 from millrace.control.tasks.unread import record
 from millrace.protocol.messages import ConsumerReport
@@ -23,13 +23,14 @@ def hand_on(tx: Transaction, job: Job, consumer: int, why: str, epochs: Iterable
     moved = 0
     for number in sorted(job.epochs if epochs is None else epochs):
         epoch = job.epochs[number]
-        tasks = sorted(epoch.unread_by(consumer, job.slot_of(consumer)))
+        tasks = unread_by(job, epoch, consumer)
         heirs = [] if round_robin(job) else _heirs(tx, job, number, consumer)
         if not heirs:
             if job.spec.sharding != "off":
                 record(tx, job, number, consumer, tasks, why)
             for task in tasks:
-                drop(tx, job, number, task)
+                if task in epoch.live:  # else it went with another one
+                    forgo(tx, job, number, task, consumer)
             continue
         for task in tasks:
             if epoch.live[task].worker:
@@ -45,9 +46,9 @@ def _heirs(tx: Transaction, job: Job, number: int, consumer: int) -> list[int]:
     others = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number > other.past]
     others = [i for i in others if not has_ended(tx, job.consumers[i], number)]
     there = [i for i in others if job.consumers[i].lost_at is None]
-    mine = job.slot_of(consumer)
-    heirs = [job.slot_of(i) for i in there or others]
-    return heirs or [slot for slot in active(job) if slot != mine and is_awaited(job, slot)]
+    mine = job.slots_of([consumer])
+    heirs = [*job.slots_of(there or others)]
+    return heirs or [slot for slot in active(job) if slot not in mine and is_awaited(job, slot)]
 
 
 def report_of(tx: Transaction, place: Consumer, number: int) -> ConsumerReport | None:
@@ -76,7 +77,7 @@ def give_again(tx: Transaction, job: Job, consumer: int, number: int) -> None:
     epoch = job.epochs.get(number)
     if epoch is None:
         return
-    for task in sorted(epoch.unread_by(consumer, job.slot_of(consumer))):
+    for task in unread_by(job, epoch, consumer):
         if epoch.live[task].worker or task in epoch.failures:
             revoke(tx, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
 
@@ -88,14 +89,14 @@ def record_unused(tx: Transaction, job: Job, consumer: int, place: Consumer, unu
         tx.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, unused, why)))
 
 
-def unread_by(tx: Transaction, job: Job, consumer: int, place: Consumer) -> bool:
+def nothing_used(tx: Transaction, job: Job, consumer: int, place: Consumer) -> bool:
     """Whether a consumer has handed nothing out of the epoch that it began last, as far as anybody was told."""
     epoch = job.epochs.get(place.epoch)
     if place.epoch < 0 or epoch is None:
         return place.epoch >= 0 and job.tables is None
     report = report_of(tx, place, place.epoch)
-    slot = job.slot_of(consumer)
-    mine = [epoch.live[task].readers[consumer] for task in epoch.unread_by(consumer, slot)]
-    got = epoch.dealt.get(slot, 0) if job.length is None else len(epoch.shares.get(consumer, ()))
+    mine = [epoch.live[task].readers[consumer] for task in unread_by(job, epoch, consumer)]
+    dealt = sum(epoch.dealt.get(slot, 0) for slot in job.slots_of([consumer]))
+    got = dealt if job.length is None else len(epoch.shares.get(consumer, ()))
     untouched = all(progress.received <= progress.start for progress in mine)
     return got <= len(mine) and untouched and (report is None or not report.batches)

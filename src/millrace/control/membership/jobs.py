@@ -28,7 +28,14 @@ from millrace.control.membership.admission import (
     find_place,
     same_job,
 )
-from millrace.control.membership.handover import give_again, hand_on, has_ended, record_unused, tell_doubt, unread_by
+from millrace.control.membership.handover import (
+    give_again,
+    hand_on,
+    has_ended,
+    nothing_used,
+    record_unused,
+    tell_doubt,
+)
 from millrace.control.membership.late_joins import another_run, late_for, over_since, waits_for_others
 from millrace.control.membership.resume import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.scaling import job_scaling
@@ -43,8 +50,8 @@ from millrace.control.tasks.epochs import (
     tell_read,
     tell_steps,
 )
-from millrace.control.tasks.leases import discard_outputs, drop, settle
-from millrace.control.tasks.slots import missing
+from millrace.control.tasks.leases import discard_outputs, forgo, settle
+from millrace.control.tasks.slots import missing, unread_by
 from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
 from millrace.errors import MillraceError
@@ -76,13 +83,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         refuse(tx, message.client, refused.failure)
         return
     if job is None:
-        seed = item.seed if spec.seed is None else spec.seed
-        if message.states and message.states[0].seed is not None:
-            seed = message.states[0].seed
-        digest = serialize.digest(spec.structure)
-        tx.emit(JobCreated(spec, seed, digest, not message.spec.name, tx.now))
-        job = tx.state.jobs[name]
-        job_progress.begun(tx, job)
+        job = _create(tx, item, spec)
     known = job.consumers.get(number)
     if message.states and known is not None and known.client != message.client:
         refuse(tx, known.client, void(job, message))
@@ -90,6 +91,8 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     anew = number in job.left
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
+    if anew and job.spec.coordinated:
+        past, said = epoch, said or _goes_behind(job, number, epoch)
     tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
@@ -133,20 +136,43 @@ def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob) -> tuple[Jo
     return job, ""
 
 
+def _create(tx: Transaction, item: JoinRequested, spec: JobSpec) -> Job:
+    """Begin the job that a client wants to read."""
+    message = item.message
+    seed = item.seed if spec.seed is None else spec.seed
+    if message.states and message.states[0].seed is not None:
+        seed = message.states[0].seed
+    tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), not message.spec.name, tx.now))
+    job = tx.state.jobs[spec.name]
+    job_progress.begun(tx, job)
+    return job
+
+
 def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tuple[int, Consumer | None]:
     """Find the last epoch begun at the place that a client takes, and whose reading breaks off with that, if so."""
     known = job.consumers.get(number)
     if known is None:
         if number in missing(job):
             return (job.first or 0) - 1, None  # a share is its, and was kept, since the first epoch
+        if job.spec.coordinated:
+            return max(job.epochs, default=job.newest), None
         # A late comer starts with the epoch that the others read, not with those that are over.
         return min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1, None
     if known.client == message.client or message.states or message.lingers:
         return known.epoch, None
-    if unread_by(tx, job, number, known):
+    if nothing_used(tx, job, number, known):
         give_again(tx, job, number, known.epoch)
         return known.epoch - 1, None  # nobody has read anything of it, so that it is the new one's
     return known.epoch, known
+
+
+def _goes_behind(job: Job, consumer: int, epoch: int) -> str:
+    """Say where a rank begins that takes the place of one that had left the others."""
+    return (
+        f"consumer {consumer} of job {job.name!r} had left, and the others read on without it: this process begins "
+        f"with epoch {epoch + 1}, as rounds are read by all ranks together. To begin anew end the others, or say "
+        "another job_name"
+    )
 
 
 def _replaced(tx: Transaction, job: Job, consumer: int, lost: Consumer) -> str:
@@ -203,9 +229,9 @@ def begin_epoch(tx: Transaction, job: Job, consumer: int, message: msg.BeginEpoc
             if has_ended(tx, place, earlier) and not held_back(job):
                 hand_on(tx, job, consumer, "had ended the epoch before they became its", [earlier])
                 tell_absence(tx, job, consumer)
-            for task in sorted(job.epochs[earlier].unread_by(consumer, job.slot_of(consumer))):
+            for task in unread_by(job, job.epochs[earlier], consumer):
                 if task in job.epochs[earlier].live:  # else it went with another one
-                    drop(tx, job, earlier, task)
+                    forgo(tx, job, earlier, task, consumer)
         if job.tables is not None:
             open_epoch(tx, job, number)
         close_epochs(tx, job)
@@ -243,11 +269,11 @@ def progressed(tx: Transaction, job: Job, consumer: int, message: msg.ConsumerRe
         for task in sorted(
             {progress.task for progress in news if progress.complete}
         ):  # a tail settles what is before it
-            lost = not epoch.live[task].worker
+            lost, slot = not epoch.live[task].worker, epoch.live[task].slot
             settle(tx, job, message.epoch, task)
             discard_outputs(tx, job, message.epoch, task)
             if lost:
-                tell_read(tx, job, message.epoch, job.slot_of(consumer), task)
+                tell_read(tx, job, message.epoch, slot, task)
     tell_steps(tx, job, message.epoch)
 
 

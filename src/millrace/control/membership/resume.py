@@ -18,7 +18,7 @@ from millrace.control.membership.late_joins import named
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.epochs import plan_of_state, send_resumed
 from millrace.control.tasks.leases import drop
-from millrace.control.tasks.slots import gone, missing, round_robin, stride
+from millrace.control.tasks.slots import gone, missing, round_robin
 from millrace.control.tasks.task_queue import cursor_of, owed_by
 from millrace.errors import StateError
 from millrace.graph import serialize
@@ -39,6 +39,11 @@ def check_states(message: JoinJob) -> JoinJob:
         wrong = "with ShardingPolicy.OFF an epoch is not the data, so that there is no place in it to go on from"
     elif states[0].helpers:
         wrong = "the state is of a DataLoader's process without a service, which had tasks of its own"
+    elif spec.coordinated and spec.num_consumers != ranks:
+        wrong = (
+            f"the state is of rounds of {ranks} ranks, the job is to have rounds of {spec.num_consumers}, which are "
+            f"others: go on with num_consumers={ranks}"
+        )
     elif spec.seed != states[0].seed and None not in (spec.seed, states[0].seed):
         wrong = f"the state is of seed {states[0].seed}, the job is to have {spec.seed}"
     elif len(states) < ranks and (len(states) > 1 or spec.num_consumers != ranks):
@@ -117,7 +122,7 @@ def make_up(tx: Transaction, job: Job) -> None:
     if number is None or not job.states or not round_robin(job) or number not in job.epochs:
         return
     epoch = job.epochs[number]
-    for slot in range(stride(job)):
+    for slot in range(job.stride):
         if not gone(job, number, slot):
             continue
         last = owed_by(tx.state, job, number, slot)

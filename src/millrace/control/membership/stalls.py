@@ -7,6 +7,9 @@ runs again behind them for what it leaves over, becomes a task of whoever waits 
 
 Where that one may not use yet what fills its buffer, as ranks are to get equally many elements, it is told to take in
 more: of the task whose leftovers are needed, or of what comes before that.
+
+Where reads are coordinated nobody who was never seen is given up, as every round has a batch of its: the others are
+told whom they wait for.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import msgspec
 from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.jobs import consumer_gone
+from millrace.control.membership.late_joins import named
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import revoke
-from millrace.control.tasks.slots import is_awaited, missing, round_robin, stride
+from millrace.control.tasks.slots import is_awaited, missing, round_robin
 from millrace.control.tasks.task_queue import held_back, is_ready
-from millrace.protocol.messages import StepsReady
+from millrace.protocol.messages import Notice, StepsReady
 
 
 def watch(tx: Transaction) -> None:
@@ -35,14 +39,32 @@ def watch(tx: Transaction) -> None:
         if job.failure is None and job.tables is not None and missing(job):
             for consumer, place in job.consumers.items():
                 if place.lost_at is None and place.epoch in job.epochs:
-                    absent |= _let_go_on(tx, job, place.epoch, job.slot_of(consumer))
+                    for slot in job.slots_of([consumer]):
+                        absent |= _let_go_on(tx, job, place.epoch, slot)
+                    if job.spec.coordinated:
+                        waiting[job.name] = tx.observed.held_up.get(job.name, tx.now)
         if absent:
             since = waiting[job.name] = tx.observed.held_up.get(job.name, tx.now)
             grace = tx.state.settings.job_gc_timeout_s
             if tx.now - since > grace:
                 for consumer in sorted(reader for slot in absent for reader in job.audience(slot)):
                     consumer_gone(tx, job, consumer, f"did not come within {grace:g} s, and others waited for it")
+        if job.name in waiting and job.spec.coordinated:
+            _tell_awaited(tx, job, waiting[job.name])
     tx.observed.held_up = waiting
+    tx.observed.awaited &= waiting.keys()
+
+
+def _tell_awaited(tx: Transaction, job: Job, since: float) -> None:
+    """Tell all ranks whose rounds are kept for one that was never seen, once, after as long as a lost one has."""
+    grace = tx.state.settings.job_gc_timeout_s
+    if tx.now - since > grace and job.name not in tx.observed.awaited:
+        tx.observed.awaited.add(job.name)
+        text = (
+            f"{named(missing(job))} of job {job.name!r} did not come within {grace:g} s: its batches of every round "
+            "are kept for it, and the others wait once the workers' buffers are full of them. Start it, or end this job"
+        )
+        tx.to_all(job, Notice(text))
 
 
 def _let_go_on(tx: Transaction, job: Job, number: int, slot: int) -> set[int]:
@@ -69,9 +91,10 @@ def _hurry(tx: Transaction, job: Job) -> None:
     awaited: dict[tuple[int, int], int] = {}
     for consumer, place in job.consumers.items():
         if place.epoch in job.epochs and job.epochs[place.epoch].steps < 0:
-            for task, slot in _inputs(tx, job, place.epoch, job.slot_of(consumer)):
+            mine = job.slots_of([consumer])
+            for task, slot in (each for own in mine for each in _inputs(tx, job, place.epoch, own)):
                 key, first = (place.epoch, slot), _to_take_in(tx, job, place.epoch, slot, task)
-                if first is not None and slot != job.slot_of(consumer):
+                if first is not None and slot not in mine:
                     awaited[key] = min(first, awaited.get(key, first))
     for (number, slot), task in awaited.items():
         known = tx.observed.steps.get((job.name, number), StepsReady(number, 0))
@@ -112,4 +135,4 @@ def _inputs(tx: Transaction, job: Job, number: int, slot: int, *, reruns: bool =
                 yield task, live.slot
                 tails.append(task)
             elif live is None and round_robin(job):
-                yield task, task % stride(job)
+                yield task, task % job.stride

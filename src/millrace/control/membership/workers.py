@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.control.actions import CloseWorker, EndService, StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.journal.dispatcher_events import DispatcherStarted
@@ -73,8 +75,8 @@ def hello(tx: Transaction, message: msg.WorkerHello) -> None:
             on_lease_unknown(tx, job, number, task, f"worker {worker.id} came back without it")
         elif entry_or_none.finished:
             entry = entry_or_none
-            told = msg.TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
-            finished(tx, worker.id, told)
+            ended = msg.TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
+            finished(tx, worker.id, msgspec.structs.replace(ended, left_out=entry.left_out))
         discard_outputs(tx, job, number, task)
     _ask_again(tx, worker)
 

@@ -12,6 +12,8 @@ from millrace.control.tasks.slots import active
 from millrace.control.tasks.task_queue import candidate_for
 
 SPARE_CAP = 4
+LEAST_OF_SLOT = 2
+"""Tasks of each slot that may lie unread, where a consumer reads several slots."""
 
 
 def serving(tx: Transaction, job: Job) -> list[Worker]:
@@ -20,12 +22,12 @@ def serving(tx: Transaction, job: Job) -> list[Worker]:
 
 
 def unread_cap(tx: Transaction, job: Job, worker: Worker) -> int:
-    """Tasks that may lie unread for one consumer at workers like this one: twice what these compute at a time.
+    """Tasks of a slot that may lie unread at workers like this one: for a consumer twice what these compute at a time.
 
     All are alike but for those that are local.
     """
     local = bool(worker.pinned_job)
-    return tx.state.index.memoize(
+    most = tx.state.index.memoize(
         SERVICE,
         ("cap", job.name, local),
         lambda: max(
@@ -33,6 +35,7 @@ def unread_cap(tx: Transaction, job: Job, worker: Worker) -> int:
             2 * sum(tx.observed.want(other.id) for other in serving(tx, job) if bool(other.pinned_job) == local),
         ),
     )
+    return max(LEAST_OF_SLOT, most // job.spec.cycle_length) if job.spec.coordinated else most
 
 
 def planning(job: Job, worker: Worker) -> bool:

@@ -289,6 +289,8 @@ class Observed(msgspec.Struct):
     """Who had a session with the dispatcher's life before has had the time to come back."""
     held_up: dict[str, float] = {}
     """By job of which somebody waits for a consumer that was never seen, since when."""
+    awaited: set[str] = set()
+    """Those of these jobs whose consumers were told so."""
     leaving: dict[str, float] = {}
     """By worker that is to leave its job at its task's end, since when."""
     deleting: dict[tuple[str, str], int] = {}

@@ -123,6 +123,9 @@ class Epoch(msgspec.Struct):
         owned: by worker, its shares.
         low: of a resumed epoch: all tasks below were read before, and
         later: by task from there on a bit, set if it was.
+        own: by reader, and by task, as ``starts`` where readers had read unequally much before the epoch was resumed;
+            -1: all of it.
+        left_out: by task that ended, elements that filled no round.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         reused: as in :class:`EpochShape`, and ``pieces``, if its plan is not the job's; ``anew``: since a load.
@@ -160,6 +163,8 @@ class Epoch(msgspec.Struct):
     reused: int = -1
     alone: set[int] = set()
     without: dict[int, list[int]] = {}
+    own: dict[int, dict[int, int]] = {}
+    left_out: dict[int, int] = {}
     pieces: list[Piece] = []
     anew: bool = False
     tasks: int = -1
@@ -180,6 +185,11 @@ class Epoch(msgspec.Struct):
     def unread_by(self, reader: int, slot: int) -> list[int]:
         """Live tasks of a slot that one of its readers has not read to the end, in no order."""
         return [task for task in self.unread.get(slot, ()) if not self.live[task].readers[reader].complete]
+
+    @property
+    def over_before(self) -> int:
+        """Number of tasks that were read before the epoch was resumed."""
+        return self.low + int.from_bytes(self.later, "little").bit_count()
 
     def over(self, task: int) -> bool:
         """Whether the task was read before the epoch was resumed."""
@@ -235,6 +245,7 @@ class Job(msgspec.Struct):
         kept_at: when its last consumer left while others had never been seen; None: somebody reads it.
         former: by consumer that left, the host and process id of who read as it last.
         unread: what nobody reads, as somebody has gone; the last :data:`UNREAD` of it.
+        left_out: elements that filled no round, of epochs that are over.
     """
 
     name: str
@@ -272,18 +283,30 @@ class Job(msgspec.Struct):
     kept_at: float | None = None
     former: dict[int, tuple[str, int]] = {}
     unread: list[UnreadShare] = []
+    left_out: int = 0
 
     def audience(self, slot: int) -> Sequence[int]:
-        """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself."""
-        return (slot,)
+        """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself.
 
-    def slot_of(self, reader: int) -> int:
-        """Slot whose tasks a reader reads."""
-        return reader
+        Where reads are coordinated these are all ranks for ever; :meth:`reads` tells who of them still is one.
+        """
+        return range(self.spec.num_consumers or 1) if self.spec.coordinated else (slot,)
 
     def slots_of(self, readers: Iterable[int]) -> Iterable[int]:
-        """Slots of several readers, each once."""
+        """Slots whose tasks these readers read, each slot once."""
+        if self.spec.coordinated:
+            return range(self.spec.cycle_length if any(True for _ in readers) else 0)
         return readers
+
+    @property
+    def stride(self) -> int:
+        """Number of slots that tasks are dealt to, where they are dealt in turn."""
+        return self.spec.cycle_length if self.spec.coordinated else self.spec.num_consumers or 1
+
+    def reads(self, reader: int, number: int) -> bool:
+        """Whether a reader reads an epoch, or has still to come to it: what becomes its there is not in vain."""
+        place = self.consumers.get(reader)
+        return reader not in self.left if place is None else place.epoch <= number > place.past
 
     def tasks_of(self, epoch: Epoch) -> int | None:
         """Tasks of an epoch as consumers see them; None without end, or not known yet."""

@@ -160,8 +160,9 @@ class TaskState:
 
     @property
     def received(self) -> int:
-        """Number of outputs that every reader has, so that nobody needs them again."""
-        return min(progress.received for progress in self.readers.values())
+        """Number of outputs that every reader has that is to have them, so that nobody needs them again."""
+        lacking = [progress.received for progress in self.readers.values() if not progress.complete]
+        return min(lacking or [progress.received for progress in self.readers.values()])
 
     def read(self, reader: int, received: int, *, complete: bool) -> None:
         """Note what one of the readers has."""

@@ -10,7 +10,7 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import TaskState
-from millrace.control.tasks.slots import missing, round_robin
+from millrace.control.tasks.slots import missing, round_robin, unread_by
 from millrace.control.tasks.task_queue import (
     all_dealt,
     alone_at,
@@ -21,6 +21,7 @@ from millrace.control.tasks.task_queue import (
 )
 from millrace.control.tasks.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge, parts_of
+from millrace.planning.ranks_progress import ranks_progress
 from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
 from millrace.protocol import messages as msg
 
@@ -38,6 +39,8 @@ def open_epoch(tx: Transaction, job: Job, number: int) -> None:
 def _resumed(state: State, job: Job) -> EpochResumed:
     """Event that opens the epoch to which the job's states lead, without what was read of it."""
     merged = merge(list(job.states.values()))
+    if job.spec.coordinated:
+        return _lacked_by_some(state, job, merged)
     there = [each for each in job.states.values() if each.epoch == merged.epoch]
     # Who of equal ranks has seen the end knows that the others have no more either.
     over = job.spec.equal_steps and any(each.ended for each in there)
@@ -50,6 +53,15 @@ def _resumed(state: State, job: Job) -> EpochResumed:
     return EpochResumed(
         job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, list(alone), reused=merged.reused
     )
+
+
+def _lacked_by_some(state: State, job: Job, merged: Merged) -> EpochResumed:
+    """Event that does so where all ranks read every task: one is over once it is in all of their states."""
+    done, begun, own = ranks_progress(job.states.values(), merged.epoch, job.length)
+    alone = merged.tasks_alone()
+    again, freed = leftover_reruns(state.plan(job).task, done, alone)
+    resumed = EpochResumed(job.name, merged.epoch, done.low, done.text(), begun, again, freed, list(alone), own=own)
+    return msgspec.structs.replace(resumed, reused=merged.reused)
 
 
 def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> EpochResumed:
@@ -118,8 +130,10 @@ def send_ends(tx: Transaction, job: Job, number: int, consumer: int, unread: dic
     """
     unread = {} if unread is None else unread
     epoch = job.epochs.get(number)
-    place, slot = job.consumers.get(consumer), job.slot_of(consumer)
-    if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, slot):
+    place = job.consumers.get(consumer)
+    if epoch is None or place is None or place.epoch != number:
+        return
+    if all(share_dealt(job, epoch, slot) for slot in job.slots_of([consumer])):
         if number not in unread:
             unread[number] = told(tx.state, tx.observed, job, number, tx.now)
         tx.to_consumer(job, consumer, msg.EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
@@ -146,10 +160,12 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
     shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
     parts = parts_of(job.states.values(), number) if number == job.first else []
-    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
+    own = job.states.get(consumer) if number == job.first and job.spec.coordinated else None
+    turn = own.turn if own is not None and own.epoch == number else 0
+    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
-    _tell_reads(tx, job, number, consumer, sorted(epoch.unread_by(consumer, job.slot_of(consumer))))
+    _tell_reads(tx, job, number, consumer, unread_by(job, epoch, consumer))
     send_ends(tx, job, number, consumer)
 
 
@@ -173,11 +189,14 @@ def _tell_reads(tx: Transaction, job: Job, number: int, consumer: int, tasks: li
     In a fixed order a consumer hears of a task once workers have all before it: it reads the lowest it has heard of.
     """
     epoch = job.epochs[number]
-    end = first_missing(job, epoch, job.slot_of(consumer)) if job.spec.deterministic else None
+    ends: dict[int, int | None] = {}
     reads, alone = [], []
     for task in tasks:
         live = epoch.live[task]
         worker = tx.state.workers.get(live.worker)
+        if live.slot not in ends:
+            ends[live.slot] = first_missing(job, epoch, live.slot, consumer) if job.spec.deterministic else None
+        end = ends[live.slot]
         if worker is not None and (end is None or task < end):
             start = live.readers[consumer].start
             reads.append(msg.TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.pinned_job)))
@@ -197,9 +216,8 @@ def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = No
     for index in {*job.consumers, *missing(job)}:
         place = job.consumers.get(index)
         report = tx.observed.report(place.client) if place is not None else None
-        if place is None or (
-            place.epoch <= number and not settled_without(job, job.epochs[number], job.slot_of(index))
-        ):
+        without = (settled_without(job, job.epochs[number], slot) for slot in job.slots_of([index]))
+        if place is None or (place.epoch <= number and not any(without)):
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))

@@ -82,7 +82,7 @@ def share_of(state: State, job: Job, number: int) -> float | None:
     for task, live in epoch.live.items():
         if live.complete:
             read += 1
-        elif live.received and plan.exact and job.spec.sharding != "off":
+        elif live.received and plan.exact and not (job.spec.sharding == "off" or job.spec.coordinated):
             planned = plan.task(task)
             read += min(1.0, live.received / max(1, planned.stop - planned.start))
     return min(1.0, read / total)

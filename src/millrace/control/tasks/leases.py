@@ -8,6 +8,7 @@ from millrace.control.journal.task_events import (
     TailDealt,
     TaskDone,
     TaskEnded,
+    TaskForgone,
     TaskLeased,
     TaskLost,
     TaskReleased,
@@ -18,7 +19,7 @@ from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, Worker
 from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.slots import gone, readers_of, round_robin, stride
+from millrace.control.tasks.slots import gone, readers_of, round_robin
 from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol import messages as msg
@@ -68,6 +69,7 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
             lease_id,
             slot,
             received=-1 if live.complete else live.received,
+            readers=_readers_lacking(live),
             holders=_holders(tx.state, epoch, planned.inputs),
             run=found.run,
             flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
@@ -85,6 +87,12 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
         _deal_tails(tx, job, found, slot)
     if found.fresh:
         settle_epoch(tx, job, found.epoch, slot)
+
+
+def _readers_lacking(live: TaskState) -> list[int]:
+    """List who lacks something of a task, if others of its readers do not."""
+    lacking = [reader for reader, progress in live.readers.items() if not progress.complete]
+    return lacking if len(lacking) < len(live.readers) else []
 
 
 def _deal_tails(tx: Transaction, job: Job, found: Candidate, slot: int) -> None:
@@ -140,10 +148,23 @@ def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: s
 
 
 def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
-    """If the task is only kept for what it leaves over: its worker's buffer is not to wait for readers."""
+    """Have a worker's buffer not wait for those who lack nothing of a task; it may be kept for what it leaves over."""
     live = job.epochs[epoch].live.get(task)
-    if live is not None and live.worker and live.complete:
-        tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)]))
+    if live is None or not live.worker:
+        return
+    complete = [] if live.complete else [reader for reader, progress in live.readers.items() if progress.complete]
+    if live.complete or complete:
+        tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)], complete))
+
+
+def forgo(tx: Transaction, job: Job, number: int, task: int, reader: int) -> None:
+    """Have a reader read a task no further: nobody then will who has not, unless others read the epoch."""
+    if not any(job.reads(other, number) for other in job.epochs[number].live[task].readers if other != reader):
+        drop(tx, job, number, task)
+        return
+    tx.emit(TaskForgone(job.name, number, task, reader))
+    settle(tx, job, number, task)
+    discard_outputs(tx, job, number, task)
 
 
 def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
@@ -234,7 +255,7 @@ def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
         return
     job, _ = found
     ref = message.ref
-    told = message.outputs, message.skipped, message.leftovers, message.nothing
+    told = message.outputs, message.skipped, message.leftovers, message.nothing, message.left_out
     tx.emit(TaskEnded(job.name, ref.epoch, ref.task, *told))
     settle(tx, job, ref.epoch, ref.task)
     if message.nothing:
@@ -250,9 +271,9 @@ def _end_if_empty(tx: Transaction, job: Job, number: int) -> None:
     if not epoch.nothing or not plan.cycle or job.tasks_of(epoch) is not None:
         return
     ended = sorted(epoch.nothing)
-    if round_robin(job) and any(gone(job, number, slot) for slot in range(stride(job))):
+    if round_robin(job) and any(gone(job, number, slot) for slot in range(job.stride)):
         span = range(ended[0], ended[-1] + 1)
-        ended = [task for task in span if task in epoch.nothing or gone(job, number, task % stride(job))]
+        ended = [task for task in span if task in epoch.nothing or gone(job, number, task % job.stride)]
     mains = [task for task in map(plan.task, ended) if not task.is_tail]
     if has_whole_pass([(task.start, task.stop) for task in mains], plan.cycle):
         dealt = [at for key, at in epoch.cursors.items() if not key.startswith("off:")]

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from millrace.control.state.state import Consumer, Job, State, Worker
+from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 
 ALIKE = 64
 """Slots looked at of those whose readers are expected and for which nothing was leased yet."""
 
 
-def stride(job: Job) -> int:
-    """Count the slots that tasks are dealt to in turn."""
-    return job.spec.num_consumers or 1
-
-
 def round_robin(job: Job) -> bool:
-    """Task i belongs to slot i mod N, whoever is faster."""
+    """Task i belongs to slot i mod :attr:`Job.stride`, whoever is faster."""
     return job.spec.deterministic or job.spec.equal_steps
 
 
@@ -60,6 +55,11 @@ def readers_of(job: Job, slot: int) -> list[Consumer]:
     return [job.consumers[reader] for reader in job.audience(slot) if reader in job.consumers]
 
 
+def unread_by(job: Job, epoch: Epoch, reader: int) -> list[int]:
+    """List the live tasks of all slots of a reader that it has not read to the end, in their order."""
+    return sorted(task for slot in job.slots_of([reader]) for task in epoch.unread_by(reader, slot))
+
+
 def unread(job: Job, slot: int) -> int:
     """Tasks leased for a slot that some reader has not read to the end, over all epochs."""
     count = 0
@@ -83,15 +83,14 @@ def starving(job: Job, slot: int) -> bool:
     for reader in job.audience(slot):
         place = job.consumers.get(reader)
         epoch = job.epochs.get(place.epoch) if place is not None else None
-        if epoch is not None and not any(epoch.live[task].phase.worker for task in epoch.unread.get(slot, ())):
+        if epoch is not None and not any(
+            (live := epoch.live[task]).phase.worker and not live.readers[reader].complete
+            for task in epoch.unread.get(slot, ())
+        ):
             return True
     return False
 
 
 def gone(job: Job, number: int, slot: int) -> bool:
     """Every reader of the slot has left, or reads a later epoch, or will."""
-    for reader in job.audience(slot):
-        place = job.consumers.get(reader)
-        if reader not in job.left if place is None else place.epoch <= number > place.past:
-            return False
-    return True
+    return not any(job.reads(reader, number) for reader in job.audience(slot))

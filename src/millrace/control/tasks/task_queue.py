@@ -18,7 +18,7 @@ import numpy as np
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
-from millrace.control.tasks.slots import gone, readers_of, round_robin, stride, unread_alike
+from millrace.control.tasks.slots import gone, readers_of, round_robin, unread_alike
 from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
@@ -65,9 +65,10 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
     readers = readers_of(job, slot)
     if worker.pinned_job and not _near(job, worker, readers):
         return None
-    reading, past = min(job.epochs, default=0) - 1, -1
+    reading = first = min(job.epochs, default=0) - 1
     if readers:
-        reading, past = min([place.epoch for place in readers]), min([place.past for place in readers])
+        reading = min([place.epoch for place in readers])
+        first = min([max(place.epoch, place.past + 1) for place in readers])
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
         if number > reading + 1:
@@ -75,7 +76,7 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
         if number > reading and (epoch.held or not ahead or suspicious(job)) and number > _newest(state, job):
             return None
         found = _pending(state, job, number, epoch, worker, slot)
-        if number >= reading and number > past and (found is None or job.spec.deterministic):
+        if number >= first and (found is None or job.spec.deterministic):
             fresh = _fresh(state, job, number, epoch, worker, slot)
             if fresh is not None and (
                 (unread_alike(state, job, slot, worker) >= cap and not _next_to_read(job, epoch, slot, fresh.task))
@@ -197,7 +198,7 @@ def is_ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 
 def _never_dealt(job: Job, number: int, task: int) -> bool:
     """Nobody gets another's share, and the readers of the task's slot have gone, or read on, before its turn came."""
-    return round_robin(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
+    return round_robin(job) and gone(job, number, task % job.stride) and not _was_dealt(job, number, task)
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
@@ -238,7 +239,7 @@ def owed_by(state: State, job: Job, number: int, slot: int) -> int:
     epoch = job.epochs[number]
     end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
     length = job.tasks_of(epoch)
-    for task in reversed(range(slot, end if length is None else min(end, length), stride(job))):
+    for task in reversed(range(slot, end if length is None else min(end, length), job.stride)):
         if not _was_dealt(job, number, task) and owes(state, job, number, task):
             return task
     return -1
@@ -264,7 +265,7 @@ def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
 
 
 def _was_dealt(job: Job, number: int, task: int) -> bool:
-    epoch, key = job.epochs[number], f"c{task % stride(job)}"
+    epoch, key = job.epochs[number], f"c{task % job.stride}"
     if job.spec.statically_owned:
         if not epoch.owners:
             return False
@@ -292,7 +293,7 @@ def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple
         share: number of the share if the sharding is by worker, else -1.
         slot: the slot; matters if tasks are dealt in turn.
     """
-    every, length = stride(job) if round_robin(job) else 1, job.tasks_of(epoch)
+    every, length = job.stride if round_robin(job) else 1, job.tasks_of(epoch)
     mine = slot if round_robin(job) else 0
     key = f"c{slot}" if round_robin(job) else ""
     if share < 0:
@@ -382,7 +383,7 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
     if not round_robin(job):
         return sum(epoch.dealt.values()) >= length
     return all(
-        share_dealt(job, epoch, slot) for slot in range(stride(job)) if not job.left.issuperset(job.audience(slot))
+        share_dealt(job, epoch, slot) for slot in range(job.stride) if not job.left.issuperset(job.audience(slot))
     )
 
 
@@ -393,7 +394,7 @@ def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
     """
     length = job.tasks_of(epoch)
     if round_robin(job) and length is not None and not epoch.settled:
-        return epoch.dealt.get(slot, 0) >= len(range(slot, length, stride(job)))
+        return epoch.dealt.get(slot, 0) >= len(range(slot, length, job.stride))
     return epoch.settled
 
 
@@ -402,12 +403,17 @@ def settled_without(job: Job, epoch: Epoch, slot: int) -> bool:
     length = job.tasks_of(epoch)
     if not (round_robin(job) and epoch.settled) or length is None:
         return False
-    return epoch.dealt.get(slot, 0) < len(range(slot, length, stride(job)))
+    return epoch.dealt.get(slot, 0) < len(range(slot, length, job.stride))
 
 
-def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
-    """Find the first task of the slot that is to be read and no worker has; None: none. In a fixed order only."""
+def first_missing(job: Job, epoch: Epoch, slot: int, reader: int | None = None) -> int | None:
+    """Find the first task of the slot that no worker has and that some reader, or this one, is to read; None: none.
+
+    In a fixed order only.
+    """
     absent = [task for task in epoch.pending.get(slot, ()) if not epoch.live[task].complete]
+    if reader is not None:
+        absent = [task for task in absent if not epoch.live[task].readers[reader].complete]
     if not share_dealt(job, epoch, slot):
         shares = range(len(epoch.owners)) if job.spec.statically_owned else (-1,)
         walks = [cursor_of(job, epoch, share, slot)[1] for share in shares]

@@ -8,7 +8,7 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State, UnreadShare
-from millrace.control.tasks.slots import is_missing, missing, round_robin, stride
+from millrace.control.tasks.slots import is_missing, missing, round_robin, unread_by
 from millrace.control.tasks.task_queue import held_back
 
 NAMED = 8
@@ -20,8 +20,11 @@ _COUNTED = 10_000
 
 
 def record(tx: Transaction, job: Job, number: int, consumer: int, tasks: Collection[int], why: str) -> None:
-    """Note that nobody reads these tasks of a consumer, unless it was to be so."""
-    if tasks and not (held_back(job) and why == "left"):
+    """Note that nobody reads these tasks of a consumer, unless it was to be so; of rounds, all that it will lack."""
+    if job.spec.coordinated:
+        for share in _share(tx.state, job, number, consumer, why):
+            tx.emit(ShareUnread(job.name, share))
+    elif tasks and not (held_back(job) and why == "left"):
         elements = _elements(tx.state, job, number, tasks)
         tx.emit(ShareUnread(job.name, UnreadShare(number, consumer, len(tasks), elements, why)))
 
@@ -53,7 +56,14 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
 def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
     """List what is of consumers that have gone, and of nobody else, as the order is fixed."""
     found: list[UnreadShare] = []
-    if round_robin(job) and not held_back(job):
+    if job.spec.coordinated:  # who left in the epoch is in the list already
+        told = {share.consumer for share in job.unread if share.epoch == number and share.tasks}
+        for consumer in sorted(job.left - job.consumers.keys() - told):
+            found += _share(state, job, number, consumer, "had left")
+        for consumer, place in sorted(job.consumers.items()):
+            if place.past >= number and consumer not in told:
+                found += _share(state, job, number, consumer, "was away; the process in its place goes on behind that")
+    elif round_robin(job) and not held_back(job):
         for consumer in sorted(job.left - job.consumers.keys()):
             found += _share(state, job, number, consumer, "had left, and in a fixed order nobody has its part")
         for consumer, place in sorted(job.consumers.items()):
@@ -75,11 +85,17 @@ def told(state: State, observed: Observed, job: Job, number: int, now: float) ->
 
 
 def _share(state: State, job: Job, number: int, consumer: int, why: str) -> list[UnreadShare]:
-    epoch, slot = job.epochs[number], job.slot_of(consumer)
-    tasks = epoch.unread_by(consumer, slot)
+    epoch = job.epochs[number]
+    tasks = unread_by(job, epoch, consumer)
     length = job.tasks_of(epoch)
+    if job.spec.coordinated:
+        lacking = len(tasks)
+        if length is not None:
+            own = sum(outputs < 0 for outputs in epoch.own.get(consumer, {}).values())
+            lacking += length - epoch.over_before - own - len(epoch.shares.get(consumer, ()))
+        return [UnreadShare(number, consumer, lacking, -1, why)] if lacking > 0 else []
     if round_robin(job) and length is not None:
-        undealt = len(range(slot, length, stride(job))) - epoch.dealt.get(slot, 0)
+        undealt = sum(len(range(s, length, job.stride)) - epoch.dealt.get(s, 0) for s in job.slots_of([consumer]))
         if undealt > 0:
             return [UnreadShare(number, consumer, len(tasks) + undealt, -1, why)]
     return [UnreadShare(number, consumer, len(tasks), _elements(state, job, number, tasks), why)] if tasks else []
@@ -101,19 +117,21 @@ def said(job: Job, found: Sequence[UnreadShare]) -> str:
     parts: dict[int, dict[int, list[UnreadShare]]] = {}
     for share in found:
         parts.setdefault(share.epoch, {}).setdefault(share.consumer, []).append(share)
-    return ". ".join(f"Epoch {epoch} of job {job.name!r} lacks {_listed(each)}" for epoch, each in parts.items())
+    return ". ".join(f"Epoch {epoch} of job {job.name!r} lacks {_listed(job, each)}" for epoch, each in parts.items())
 
 
-def _listed(found: Mapping[int, Sequence[UnreadShare]]) -> str:
+def _listed(job: Job, found: Mapping[int, Sequence[UnreadShare]]) -> str:
     """By consumer; of many consumers, the first ones and how many there are."""
-    some = [_part(share) for consumer in list(found)[:NAMED] for share in found[consumer]]
+    some = [_part(job, share) for consumer in list(found)[:NAMED] for share in found[consumer]]
     if len(found) > NAMED:
         some.append(f"parts of {_counted(len(found) - NAMED, 'more consumer')} ({len(found)} in all)")
     return "; ".join(some)
 
 
-def _part(share: UnreadShare) -> str:
+def _part(job: Job, share: UnreadShare) -> str:
     tasks, elements = _counted(share.tasks, "task"), _counted(share.elements, "element")
+    if job.spec.coordinated and share.tasks:
+        return f"the batches of {tasks} for consumer {share.consumer}, which {share.why}"
     amount = f"{elements} in {tasks}" if share.elements >= 0 else tasks
     return f"{amount if share.tasks else f'up to {elements}'} of consumer {share.consumer}, which {share.why}"
 

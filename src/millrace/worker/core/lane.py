@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 
@@ -70,14 +70,19 @@ class Lane:
         if self.run is not None and self.run.key == key:
             self.run.stop = Stop.FORGET
 
-    def spare(self, key: TaskKey) -> None:
-        """Keep no more outputs of a task; its run goes on for what it leaves over."""
-        self.buffer.spare(key)
+    def spare(self, key: TaskKey, readers: Sequence[int] = ()) -> None:
+        """Keep no more outputs of a task for these readers, or for all; its run goes on for what it leaves over."""
+        self.buffer.spare(key, readers)
         if self.run is not None and self.run.key == key:
-            self.run.spared = True
-        self.pending = [
-            msgspec.structs.replace(each, received=-1) if key_of(each.ref) == key else each for each in self.pending
-        ]
+            without = self._without(self.run.lease, readers)
+            self.run.spared |= without.received < 0
+            self.run.lease = self.run.lease if self.run.spared else without
+        self.pending = [self._without(each, readers) if key_of(each.ref) == key else each for each in self.pending]
+
+    def _without(self, lease: msg.LeaseTask, readers: Sequence[int]) -> msg.LeaseTask:
+        """Change a lease so that its outputs are not for these readers, or for none."""
+        lacking = [each for each in lease.readers or self.buffer.outboxes if each not in readers] if readers else []
+        return msgspec.structs.replace(lease, readers=lacking, received=lease.received if lacking else -1)
 
     def drop(self, leases: Container[int]) -> None:
         """Drop leases that are not this worker's any more; nobody wants to hear of them."""
@@ -100,7 +105,7 @@ class Lane:
         for (epoch, task), kept in self.buffer.tasks.items():
             if kept.finished:
                 ref = msg.TaskRef(self.job, epoch, task)
-                end = kept.end, leftovers(ref), kept.nothing
+                end = kept.end, leftovers(ref), kept.nothing, kept.left_out
                 held.append(msg.HeldTask(ref, kept.lease, self.slot, True, *end))
         return held
 

@@ -27,8 +27,8 @@ class TaskBuffer:
         end: one past the number of the last output put in.
         messages: those that a reader lacks, oldest first.
         freed: number of messages before these.
-        finished: the task ran to its end; then ``end`` is the number of its outputs, and ``nothing`` as in
-            :class:`TaskFinished`.
+        finished: the task ran to its end; then ``end`` is the number of its outputs, and ``nothing`` and ``left_out``
+            are as in :class:`TaskFinished`.
         skipped: elements that ``on_error`` left out.
         changed: for a task that was run before, a file of its source that was written since it was listed.
         spared: no reader lacks anything that can come.
@@ -43,6 +43,7 @@ class TaskBuffer:
     skipped: int = 0
     changed: str = ""
     nothing: bool = False
+    left_out: int = 0
     spared: bool = False
 
     @property
@@ -156,7 +157,7 @@ class ReaderOutbox:
             if not cursor.wanted:
                 continue
             task = cursor.task
-            if unsent := cursor.unsent:
+            if (unsent := cursor.unsent) and not cursor.done:
                 message = task.messages[cursor.sent - task.freed]
                 last = task.finished and unsent == 1
                 skipped = task.skipped if last else 0
@@ -194,7 +195,7 @@ class ReaderOutbox:
     @property
     def waiting(self) -> bool:
         """Whether the reader would take more at once: it has asked, and all there was is on its way."""
-        wanted = [cursor for cursor in self.cursors.values() if cursor.wanted]
+        wanted = [cursor for cursor in self.cursors.values() if cursor.wanted and not cursor.done]
         return bool(wanted) and not any(cursor.unsent for cursor in wanted)
 
 
@@ -207,10 +208,11 @@ class SendCredit:
     Attributes:
         left: bytes that may be sent now.
         share: what the reader lets each of its workers have on their way; 0 if it hasn't said so on this connection.
+        slot: see :class:`Short`.
     """
 
     def __init__(self) -> None:
-        self.left = self.share = 0
+        self.left = self.share = self.slot = 0
         self._said = 0
 
     def grant(self, count: int, share: int = 0) -> None:
@@ -232,7 +234,7 @@ class SendCredit:
             if size == self._said:
                 return None
             returned, self.left, self._said = self.left, 0, size
-            return Short(size, parcel.header.count, returned)
+            return Short(size, parcel.header.count, returned, self.slot)
         outbox.sent(parcel)
         if size:
             self.left -= size
@@ -244,4 +246,4 @@ class SendCredit:
         if not (self._said and self.left):
             return None
         returned, self.left, self._said = self.left, 0, 0
-        return Short(0, 0, returned)
+        return Short(0, 0, returned, self.slot)

@@ -79,7 +79,7 @@ class RunControl:
                     self._inside(lane, now)
             case inp.BeginOutputs(first=first, changed=changed):
                 run.began = now
-                lane.buffer.begin(run.key, run.lease.lease, first, changed)
+                lane.buffer.begin(run.key, run.lease.lease, first, changed, run.lease.readers)
                 if run.spared:
                     lane.buffer.spare(run.key)
                 self._go_on(lane, run)
@@ -278,7 +278,10 @@ class RunControl:
                 return msg.TaskFailed(ref, lease.lease, failure)
         assert isinstance(outcome, inp.RunFinished)
         if lease.received >= 0:
-            kept = lane.buffer.finish(run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=outcome.nothing)
+            nothing, left_out = outcome.nothing, outcome.left_out
+            kept = lane.buffer.finish(
+                run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=nothing, left_out=left_out
+            )
             assert kept, "whoever forgets a running task stops it"
         if outcome.leftovers is not None:
             self._leftovers.keep(lease, outcome.leftovers)
@@ -292,4 +295,5 @@ class RunControl:
             outcome.leftovers is not None,
             list(outcome.passed),
             nothing=outcome.nothing,
+            left_out=outcome.left_out,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from millrace.worker.core.outbox import ReaderOutbox, TaskBuffer, TaskKey
 from millrace.worker.core.worker_inputs import OutputMessage
@@ -97,12 +97,13 @@ class SlotBuffer:
         task = self.tasks.get(key)
         return task is not None and task.lease == lease
 
-    def begin(self, key: TaskKey, lease: int, first: int, changed: str = "") -> None:
-        """Begin to keep a run of the task; its outputs from number ``first`` on will be put in."""
+    def begin(self, key: TaskKey, lease: int, first: int, changed: str = "", readers: Collection[int] = ()) -> None:
+        """Begin to keep a run of the task, for these readers or for all; outputs from number ``first`` on come."""
         self.forget(key)
         task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed, spared=not self.outboxes)
-        for outbox in self.outboxes.values():
+        for reader, outbox in self.outboxes.items():
             outbox.begin(task)
+            outbox.cursors[key].done |= bool(readers) and reader not in readers
 
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.
@@ -124,24 +125,27 @@ class SlotBuffer:
         self._count(key[0], message.size)
         return True
 
-    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False) -> bool:
+    def finish(
+        self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False, left_out: int = 0
+    ) -> bool:
         """Note that the run has ended with so many outputs; return False if the lease was forgotten meanwhile."""
         if not self.has(key, lease):
             return False
         task = self.tasks[key]
-        task.finished, task.end, task.skipped, task.nothing = True, outputs, skipped, nothing
+        task.finished, task.end, task.skipped = True, outputs, skipped
+        task.nothing, task.left_out = nothing, left_out
         return True
 
     def waits(self, key: TaskKey, lease: int) -> bool:
         """Whether outputs of this lease are kept that a reader has not acknowledged."""
         return self.has(key, lease) and bool(self.tasks[key].messages)
 
-    def spare(self, key: TaskKey) -> None:
-        """Note that all readers have all outputs of the task from another run, and may not take them from this one."""
+    def spare(self, key: TaskKey, readers: Collection[int] = ()) -> None:
+        """Note that these readers, or all, lack no outputs of the task, and may not take them from this run."""
         task = self.tasks.get(key)
         if task is not None:
-            for outbox in self.outboxes.values():
-                outbox.cursors[key].done = True
+            for reader, outbox in self.outboxes.items():
+                outbox.cursors[key].done |= not readers or reader in readers
             self._free(task)
             self._settle(task)
 

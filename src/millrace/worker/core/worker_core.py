@@ -6,6 +6,8 @@ runs in the shell, asks through :class:`RunAsks` and waits for :class:`Resume`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from millrace.protocol import data_messages
@@ -45,7 +47,7 @@ class WorkerCore:
         self._now = now
         self._numbers = 0
         self._current = ""
-        self._peers: dict[inp.Peer, tuple[Lane, ReaderOutbox] | None] = {}
+        self._peers: dict[inp.Peer, list[tuple[Lane, ReaderOutbox]]] = {}
         self._told_before = Told()
         self._want_said = 0
         self._until: float | None = None
@@ -174,7 +176,7 @@ class WorkerCore:
     def _spare(self, message: msg.OutputsReceived) -> None:
         for ref in message.refs:
             for lane in self._lanes_of(ref.job):
-                lane.spare(key_of(ref))
+                lane.spare(key_of(ref), message.readers)
 
     def _open(self, message: msg.OpenJob) -> None:
         self._current = message.job
@@ -190,12 +192,11 @@ class WorkerCore:
         lanes = [self.lanes.pop(key) for key in list(self.lanes) if key[0] == name]
         for lane in lanes:
             lane.close()
-            for outbox in lane.buffer.outboxes.values():
-                self._replace(outbox, None)
             if lane.run is None:
                 del self.control.lanes[lane.number]
                 self.control.actions.append(act.EndLane(lane.number))
             self.control.touch(lane)
+        self._replace([outbox for lane in lanes for outbox in lane.buffer.outboxes.values()], None)
         self._share_out()
         self.leftovers.drop(lambda ref, _: ref.job == name)
         self.control.actions.append(act.ClosePipeline(name, [lane.number for lane in lanes]))
@@ -258,13 +259,14 @@ class WorkerCore:
             self._attach(peer, message)
             return
         if isinstance(message, data_messages.FetchLeftovers):
-            self._peers.setdefault(peer)
+            self._peers.setdefault(peer, [])
             self.control.actions.append(act.SendLeftovers(peer, message.ref, self.leftovers.get(message.ref)))
             return
         served = self._peers.get(peer)
-        if served is None or served[1].peer is not peer:
+        if not served or served[0][1].peer is not peer:
             return  # it has been replaced
-        lane, outbox = served
+        at = message.slot if isinstance(message, data_messages.Credit) else message.task
+        lane, outbox = served[at % len(served)]
         match message:
             case data_messages.Credit(bytes=count, share=share):
                 outbox.credit.grant(count, share)
@@ -284,23 +286,25 @@ class WorkerCore:
             # It has joined a job that is over, or one that this worker is about to hear of.
             self.control.actions.append(act.HangUp(peer))
             return
-        lane = self._lane(job, slot_of(job, reader))
-        outbox = lane.buffer.outboxes.get(reader) or lane.buffer.join(reader)
-        self._peers[peer] = lane, outbox
-        self._replace(outbox, peer)
-        self.control.touch(lane)
+        lanes = [self._lane(job, slot) for slot in slots_of(job, reader)]
+        served = [(lane, lane.buffer.outboxes.get(reader) or lane.buffer.join(reader)) for lane in lanes]
+        for number, (_, outbox) in enumerate(served):
+            outbox.credit.slot = number
+        self._peers[peer] = served
+        self._replace([outbox for _, outbox in served], peer)
+        for lane in lanes:
+            self.control.touch(lane)
 
-    def _replace(self, outbox: ReaderOutbox, peer: inp.Peer | None) -> None:
-        """Give a reader another connection, or none, and end the one before."""
-        older = outbox.attach(peer)
-        if older is not None:
-            self.control.actions.append(act.HangUp(older))
+    def _replace(self, outboxes: Iterable[ReaderOutbox], peer: inp.Peer | None) -> None:
+        """Give readers another connection, or none, and end those before."""
+        older = dict.fromkeys(outbox.attach(peer) for outbox in outboxes)
+        self.control.actions.extend(act.HangUp(each) for each in older if each is not None)
 
     def _peer_left(self, peer: inp.Peer) -> None:
-        served = self._peers.pop(peer, None)
-        if served is not None and served[1].peer is peer:
-            served[1].attach(None)
-            self.control.touch(served[0])
+        for lane, outbox in self._peers.pop(peer, ()):
+            if outbox.peer is peer:
+                outbox.attach(None)
+                self.control.touch(lane)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -345,7 +349,7 @@ class WorkerCore:
         assert set(self.lanes.values()) == {lane for lane in control.lanes.values() if not lane.closed}
         for lane in self.lanes.values():
             for outbox in lane.buffer.outboxes.values():
-                assert outbox.peer is None or self._peers.get(outbox.peer) == (lane, outbox)
+                assert outbox.peer is None or (lane, outbox) in self._peers.get(outbox.peer, ())
         runs = {lane.number: lane.run for lane in control.lanes.values() if lane.run is not None}
         assert all(lane.closed or lane.run is not None or not lane.pending for lane in control.lanes.values())
         waiting = control.turns.waiting.keys() | control.probes.waiting.keys()
@@ -366,14 +370,14 @@ class WorkerCore:
             lane.buffer.validate()
 
 
-def slot_of(job: msg.OpenJob, reader: int) -> int:
-    """Find the slot that a consumer of a job reads: each has one of its own."""
-    return reader
+def slots_of(job: msg.OpenJob, reader: int) -> Sequence[int]:
+    """List the slots that a consumer of a job reads: one of its own, or all of them where reads are coordinated."""
+    return range(job.spec.cycle_length) if job.spec.coordinated else (reader,)
 
 
-def audience_of(job: msg.OpenJob, slot: int) -> tuple[int, ...]:
-    """List the consumers of a job that read a slot, as :func:`slot_of` has it."""
-    return (slot,)
+def audience_of(job: msg.OpenJob, slot: int) -> Sequence[int]:
+    """List the consumers of a job that read a slot, as :func:`slots_of` has it."""
+    return range(job.spec.num_consumers or 1) if job.spec.coordinated else (slot,)
 
 
 def _same(known: msg.OpenJob, opened: msg.OpenJob) -> bool:

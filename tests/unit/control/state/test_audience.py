@@ -29,7 +29,6 @@ READERS = {SLOT: (0, 1), OTHER: (2, 3)}
 def service(monkeypatch):
     """Two slots of two readers each, and a worker that runs what the first reader leases."""
     monkeypatch.setattr(Job, "audience", lambda _job, slot: READERS[slot])
-    monkeypatch.setattr(Job, "slot_of", lambda _job, reader: reader // 2)
     monkeypatch.setattr(Job, "slots_of", lambda _job, readers: list(dict.fromkeys(reader // 2 for reader in readers)))
     service = Service(FakePlan(6))
     service.add_worker("w")

@@ -22,7 +22,7 @@ KEY = (0, 0)
 @pytest.fixture
 def driver(monkeypatch):
     """A worker that has room for 100 bytes, and a job whose consumers 0 and 1 read slot 0."""
-    monkeypatch.setattr(worker_core, "slot_of", lambda job, reader: 0)
+    monkeypatch.setattr(worker_core, "slots_of", lambda job, reader: (0,))
     monkeypatch.setattr(worker_core, "audience_of", lambda job, slot: (0, 1))
     return CoreDriver(100)
 
