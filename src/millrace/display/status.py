@@ -18,7 +18,7 @@ Table = tuple[str, Row, Sequence[Row]]
 """Title, heads of the columns, rows."""
 
 JOBS: Row = ("job", "epoch", "read", "left", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
-OPERATORS: Row = ("operator", "share", "elements", "elements/s", "threads")
+OPERATORS: Row = ("operator", "share", "elements", "elements/s", "threads", "padding")
 WORKERS: Row = ("worker", "on", "job", "leases", "busy", "buffered", "why")
 FINISHED: Row = ("job", "ended", "took", "epochs", "elements", "waiting", "why", "bottleneck")
 
@@ -73,6 +73,7 @@ def operator_rows(job: Mapping[str, Any]) -> list[Row]:
             f"{given[place]:,}" if place < len(given) else "0",
             "-" if each["elements_s"] is None else number(each["elements_s"]),
             str(each["threads"] or "-"),
+            _share(each.get("padding_share")),
         )
         for place, each in enumerate(job["operators"])
     ]

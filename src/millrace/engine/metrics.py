@@ -25,6 +25,7 @@ class Measure:
         threads_s: seconds of work that other threads did for it.
         pulled_cpu_s: processor seconds of the thread that pulled, its inputs' included.
         threads_cpu_s: processor seconds of other threads, less those that the thread that pulled spent as it waited.
+        padding: numbers that padding put into arrays of batches, and ``padded``: all numbers in these arrays.
     """
 
     elements: int = 0
@@ -34,6 +35,8 @@ class Measure:
     threads_s: float = 0.0
     pulled_cpu_s: float = 0.0
     threads_cpu_s: float = 0.0
+    padding: int = 0
+    padded: int = 0
 
     def add(self, other: Measure) -> None:
         """Add another task's measure."""
@@ -44,6 +47,8 @@ class Measure:
         self.threads_s += other.threads_s
         self.pulled_cpu_s += other.pulled_cpu_s
         self.threads_cpu_s += other.threads_cpu_s
+        self.padding += other.padding
+        self.padded += other.padded
 
 
 def measured(
@@ -138,6 +143,14 @@ class Totals:
             self._running = [running for running in self._running if running is not measures]
             for total, measure in zip(self._ended, measures, strict=True):
                 total.add(measure)
+
+    def padding(self) -> list[tuple[int, int]]:
+        """List of each node (numbers that are padding, all numbers in the arrays that it padded)."""
+        with self._lock:
+            every = [self._ended, *self._running]
+        return [
+            (sum(each.padding for each in node), sum(each.padded for each in node)) for node in zip(*every, strict=True)
+        ]
 
     def by_node(self) -> list[tuple[int, int, float, float, float]]:
         """List (elements, bytes, active seconds, processor seconds, seconds held) of each node.

@@ -35,7 +35,7 @@ def run_padded_batch(node: PaddedBatch, inputs: list[Iterator[Chunk]], context: 
         node,
         inputs,
         context,
-        lambda elements: stack_padded(elements, shapes, values, label, allocate=context.allocate),
+        lambda elements: stack_padded(elements, shapes, values, label, allocate=context.allocate, count=context.padded),
     )
 
 

@@ -37,7 +37,8 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
         shapes = node.padded_shapes
         if node.pad_to_bucket_boundary:
             shapes = fill_unknown(shapes, node.bucket_boundaries[number] - 1, elements, context.label)
-        return stack_padded(elements, shapes, node.padding_values, context.label, allocate=context.allocate)
+        values, label = node.padding_values, context.label
+        return stack_padded(elements, shapes, values, label, allocate=context.allocate, count=context.padded)
 
     return run_buckets(inputs[0], context, node, node.bucket_batch_sizes, sort, build)
 

@@ -102,6 +102,10 @@ class Context(Protocol):
         """Elements that earlier tasks left to this operator, to be taken before its input, in this order."""
         ...
 
+    def padded(self, padding: int, size: int) -> None:
+        """Count numbers that were put into an array of ``size`` numbers to pad it."""
+        ...
+
     def leave(self, elements: list[Any]) -> bool:
         """Offer the rest at the end of the input. True: a later task takes it; False: flush or drop it here."""
         ...

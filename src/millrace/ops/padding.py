@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from millrace.elements.tree import Path
 from millrace.errors import PipelineError
 from millrace.ops.stacking import Allocate, Array, MismatchError, as_array, at, columns, one_dtype, rebuild, stack_leaf
 
+Count = Callable[[int, int], None]
+"""Is told of each padded array how many of its numbers are padding, and how many it has."""
 Shape = tuple[int | None, ...] | None
 """Shape of one leaf: None as a dimension, or instead of all, is the longest of the batch."""
 
@@ -22,6 +25,7 @@ def stack_padded(
     label: str,
     *,
     allocate: Allocate = np.empty,
+    count: Count = lambda padding, size: None,
     path: Path = (),
 ) -> Any:
     """Stack as :func:`millrace.ops.stacking.stack`, with arrays padded at the end of each dimension.
@@ -34,6 +38,7 @@ def stack_padded(
             bytes.
         label: the operator, for messages.
         allocate: makes the arrays of the batch.
+        count: is told how much of each array is padding, those of one number for each element aside.
         path: of these elements within their batch, for messages.
 
     Raises:
@@ -42,14 +47,15 @@ def stack_padded(
     """
     children = columns(elements, label, path)
     if children is None:
-        return _pad_leaf(elements, _leaf_shape(shapes, label, path), values, label, allocate=allocate, path=path)
+        shape = _leaf_shape(shapes, label, path)
+        return _pad_leaf(elements, shape, values, label, allocate=allocate, count=count, path=path)
     like = elements[0]
     inner_shapes = _shapes_of_children(shapes, like, label, path)
     inner_values = _values_of_children(values, like, label, path)
     return rebuild(
         like,
         [
-            stack_padded(column, shape, value, label, allocate=allocate, path=inner)
+            stack_padded(column, shape, value, label, allocate=allocate, count=count, path=inner)
             for (inner, column), shape, value in zip(children, inner_shapes, inner_values, strict=True)
         ],
     )
@@ -85,7 +91,7 @@ def fill_unknown(shapes: Any, size: int, elements: Sequence[Any], label: str, pa
 
 
 def _pad_leaf(
-    column: Sequence[Any], shape: Shape, value: Any, label: str, *, allocate: Allocate, path: Path
+    column: Sequence[Any], shape: Shape, value: Any, label: str, *, allocate: Allocate, count: Count, path: Path
 ) -> Array | list[bytes]:
     if not any(hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__") for leaf in column):
         if shape:
@@ -104,6 +110,9 @@ def _pad_leaf(
     if shape is not None and len(shape) != rank:
         raise PipelineError(_rank_message(label, path, shape, arrays[0].shape))
     target = _target([array.shape for array in arrays], shape, label, path)
+    if target:
+        size = len(arrays) * math.prod(target)
+        count(size - sum(array.size for array in arrays), size)
     if all(array.shape == target for array in arrays):
         return np.stack(arrays, out=allocate((len(arrays), *target), dtype))
     fill = fill_value(value, dtype, label, path)

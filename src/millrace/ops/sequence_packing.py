@@ -183,6 +183,7 @@ class _Sequences:
     def finish(self, row: _Row) -> dict[Any, Array]:
         """Pad a row, and make the element of it that comes out."""
         length, used = self._node.length, row.ends[-1]
+        self._context.padded((length - used) * len(row.leaves), length * len(row.leaves))
         for leaf, value in zip(row.leaves, self._padding, strict=True):
             leaf[used:] = value
         segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)

@@ -64,6 +64,10 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """Seconds in which somebody waited for a store."""
     under_way: int = 0
     """Requests that are under way now."""
+    padding: int = 0
+    """Numbers that padding put into arrays of batches."""
+    padded: int = 0
+    """All numbers in these arrays."""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -35,7 +35,7 @@ BUSY: dict[str, Any] = {
             "progress": {"share": 0.25, "left_s": 125.0},
             "operators": [
                 {"operator": "range()", "share": 0.004, "elements_s": 12345.6, "threads": 0},
-                {"operator": "map(decode)", "share": 0.996, "elements_s": None, "threads": 4},
+                {"operator": "map(decode)", "share": 0.996, "elements_s": None, "threads": 4, "padding_share": 0.125},
             ],
             "epochs": [
                 {"epoch": 1, "operators": [{"elements": 7}, {"elements": 7}]},
@@ -103,8 +103,8 @@ def test_a_worker_is_a_row():
 
 def test_operators_are_rows_with_what_they_gave_in_this_epoch():
     assert operator_rows(BUSY["jobs"][0]) == [
-        ("range()", "0.4 %", "4,000", "12,346", "-"),
-        ("map(decode)", "100 %", "3,999", "-", "4"),
+        ("range()", "0.4 %", "4,000", "12,346", "-", "-"),
+        ("map(decode)", "100 %", "3,999", "-", "4", "12 %"),
     ]
 
 

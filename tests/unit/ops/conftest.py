@@ -42,8 +42,12 @@ class FakeContext:
         self.ahead_of: list[int] = []
         self.parallel: list[int] = []
         self.allocated = 0
+        self.padding = (0, 0)
         self._chunk_size, self._on_error, self._outputs = chunk_size, on_error, outputs
         self._leftovers, self._leaves, self._seed = leftovers, leaves, seed
+
+    def padded(self, padding: int, size: int) -> None:
+        self.padding = (self.padding[0] + padding, self.padding[1] + size)
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
         indices: list[int] = []

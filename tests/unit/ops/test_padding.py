@@ -16,6 +16,16 @@ def test_each_leaf_is_padded_to_the_longest(driver):
     )
 
 
+def test_padding_is_counted_of_each_leaf_that_can_have_some(driver):
+    counted = []
+    elements = [
+        {"t": np.ones((3, 2)), "y": 5, "s": "a", "z": np.ones(2)},
+        {"t": np.ones((1, 2)), "y": 6, "s": "bc", "z": np.ones(2)},
+    ]
+    pad(elements, count=lambda padding, size: counted.append((padding, size)))
+    assert counted == [(4, 12), (0, 4)]
+
+
 def test_every_dimension_is_padded(driver):
     batch = pad([np.ones((1, 3), np.float32), np.full((2, 2), 2, np.float32)], values=-1)
     assert driver.same(batch, np.array([[[1, 1, 1], [-1, -1, -1]], [[2, 2, -1], [2, 2, -1]]], np.float32))

@@ -96,5 +96,7 @@ def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, N
                 total.hedged + max(0, each.hedged - then.hedged),
                 total.store_wait_s + max(0.0, each.store_wait_s - then.store_wait_s),
                 total.under_way + each.under_way,
+                total.padding + max(0, each.padding - then.padding),
+                total.padded + max(0, each.padded - then.padded),
             )
     return sums

@@ -148,6 +148,7 @@ def operator_rows(nodes: Nodes, lately: Nodes, seconds: float) -> list[dict[str,
                 "hedged": each.hedged,
                 "store_wait_s": each.store_wait_s,
                 "under_way": each.under_way,
+                "padding_share": each.padding / each.padded if each.padded else None,
                 "share": _wall_s(now) / all_s if all_s > 0 else None,
                 "elements_s": now.elements / seconds if seconds > 0 else None,
             }

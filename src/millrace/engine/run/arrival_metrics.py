@@ -46,11 +46,12 @@ class ArrivalMetrics:
         from millrace.policies.bottleneck import BEFORE_DISTRIBUTE, BottleneckMeasures, bottleneck, is_held_up
 
         arrivals, *rows = self._totals.by_node()
-        nodes = {}
+        nodes, padding = {}, self._totals.padding()
         for number, (elements, size, active_s, cpu_s, held_s) in enumerate(rows, 1):
             label = f"{self._graph.nodes[number]} behind distribute()"
             threads = self._threads[number].level if self._threads else 0
-            nodes[number] = NodeMeasure(number, label, elements, size, active_s, cpu_s, threads, held_s)
+            measure = NodeMeasure(number, label, elements, size, active_s, cpu_s, threads, held_s)
+            nodes[number] = msgspec.structs.replace(measure, padding=padding[number][0], padded=padding[number][1])
         operators, loop, given = operators_of(nodes, *kinds(self._graph)), self.loop, rows[-1][0] if rows else 0
         wall_s = sum(each.wall_s for each in operators)
         load = BottleneckMeasures(

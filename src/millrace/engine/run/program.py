@@ -206,7 +206,7 @@ class Program:
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
-        rows, found = self._totals.by_node(), []
+        rows, padding, found = self._totals.by_node(), self._totals.padding(), []
         for number, node in enumerate(self.graph.nodes):
             elements, size, *seconds = rows[self._running.id_of(node)]
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
@@ -214,6 +214,8 @@ class Program:
             flying = self._reads.in_flight.level if done is not None else 0
             threads = flying or self._operator_threads[number].level
             measure = NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying)
+            if padding[number][1]:
+                measure = msgspec.structs.replace(measure, padding=padding[number][0], padded=padding[number][1])
             found.append(measure if done is None else _with_requests(measure, done))
         return found
 

@@ -284,6 +284,12 @@ class NodeContext(Context):
             run.close()
             self._task.stops.pop(run.close, None)
 
+    def padded(self, padding: int, size: int) -> None:
+        """Count numbers that pad an array."""
+        measure = self._task.measures[self._number]
+        measure.padding += padding
+        measure.padded += size
+
     def generator(self) -> np.random.Generator:
         """Random generator of this operator in this task."""
         task = self._task
