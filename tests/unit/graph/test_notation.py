@@ -26,6 +26,11 @@ def double(number):
             TEN.bucket_by_sequence_length(len, [3], [1, 2], drop_remainder=True),
             "Dataset.range(10).bucket_by_sequence_length(len, [3], [1, 2], drop_remainder=True)",
         ),
+        (
+            TEN.pack(8, keys=["a", "b"], padding_values={"a": -100}),
+            "Dataset.range(10).pack(8, keys=['a', 'b'], padding_values={'a': -100})",
+        ),
+        (TEN.pack(8, window=2, keys="a"), "Dataset.range(10).pack(8, window=2, keys='a')"),
         (mr.Dataset.zip(TEN, TEN.take(3)), "Dataset.zip(Dataset.range(10), Dataset.range(10).take(3))"),
         (mr.Dataset.zip({"a": TEN}), "Dataset.zip({'a': Dataset.range(10)})"),
         (TEN.concatenate(TEN).repeat(), "Dataset.range(10).concatenate(Dataset.range(10)).repeat()"),
