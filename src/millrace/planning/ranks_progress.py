@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.checkpoint import Checkpoint, TasksRead
 from millrace.planning.progress import TaskSet
 
 ALL = -1
@@ -27,6 +27,13 @@ class RanksProgress(NamedTuple):
     own: dict[int, list[tuple[int, int]]]
 
 
+def read_by(checkpoint: Checkpoint, tasks: int | None) -> TasksRead:
+    """Tell what a rank has read of the epoch of its state, which has so many tasks (None: without end)."""
+    if checkpoint.ended and tasks is not None:
+        return TasksRead(tasks)
+    return TasksRead(checkpoint.done, checkpoint.later, checkpoint.begun)
+
+
 def ranks_progress(checkpoints: Iterable[Checkpoint], epoch: int, tasks: int | None) -> RanksProgress:
     """Compare what the states of all ranks say of an epoch.
 
@@ -37,8 +44,8 @@ def ranks_progress(checkpoints: Iterable[Checkpoint], epoch: int, tasks: int | N
     """
     read: dict[int, tuple[TaskSet, dict[int, int]]] = {}
     for each in checkpoints:
-        done, begun = (each.tasks_done(), dict(each.begun)) if each.epoch == epoch else (TaskSet(), {})
-        read[each.rank] = (TaskSet(tasks) if each.ended and tasks is not None and each.epoch == epoch else done), begun
+        there = read_by(each, tasks) if each.epoch == epoch else TasksRead()
+        read[each.rank] = there.done(), dict(there.begun)
     common = functools.reduce(TaskSet.__and__, (done for done, _ in read.values()))
     touched = {task for _, begun in read.values() for task in begun}
     for done, _ in read.values():

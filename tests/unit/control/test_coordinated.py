@@ -10,7 +10,7 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.snapshot import plain
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskDone, TaskForgone
-from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.checkpoint import Checkpoint, TasksRead
 from millrace.protocol import messages as msg
 
 CYCLE = 4
@@ -265,6 +265,7 @@ def test_ranks_resume_each_where_it_was():
     assert one.reads[3].start == 1
     assert min(other.reads) == 5
     assert (one.epoch.turn, other.epoch.turn) == (0, 2)
+    assert (one.epoch.read, other.epoch.read) == (TasksRead(3, "", [(3, 1)]), TasksRead(5))
     finish(service, one, other)
     assert (sorted(one.complete), sorted(other.complete)) == ([*range(3, 10)], [*range(5, 10)])
     assert (one.done, other.done) == (True, True)

@@ -20,8 +20,8 @@ from millrace.control.tasks.task_queue import (
     share_dealt,
 )
 from millrace.control.tasks.unread import record_deserted, told
-from millrace.planning.checkpoint import Checkpoint, Merged, merge, parts_of
-from millrace.planning.ranks_progress import ranks_progress
+from millrace.planning.checkpoint import Checkpoint, Merged, TasksRead, merge, parts_of
+from millrace.planning.ranks_progress import ranks_progress, read_by
 from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
 from millrace.protocol import messages as msg
 
@@ -161,8 +161,8 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
     parts = parts_of(job.states.values(), number) if number == job.first else []
     own = job.states.get(consumer) if number == job.first and job.spec.coordinated else None
-    turn = own.turn if own is not None and own.epoch == number else 0
-    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, **shape)
+    turn, read = (own.turn, read_by(own, job.length)) if own is not None and own.epoch == number else (0, TasksRead())
+    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, read, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
     _tell_reads(tx, job, number, consumer, unread_by(job, epoch, consumer))
