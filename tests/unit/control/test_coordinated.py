@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
@@ -270,6 +271,21 @@ def test_ranks_resume_each_where_it_was():
     assert (sorted(one.complete), sorted(other.complete)) == ([*range(3, 10)], [*range(5, 10)])
     assert (one.done, other.done) == (True, True)
     validate(service.state)
+
+
+def test_each_rank_is_told_what_it_has_read_whoever_loaded_the_states():
+    loaded = states((3, 1), (5, 0), (10, 0))
+    loaded = [msgspec.structs.replace(each, parts=[(each.done, 0, [each.rank])]) for each in loaded]
+    loaded[2] = msgspec.structs.replace(loaded[2], ended=True, parts=[])
+    service = start(joins=[])
+    ranks = [join(service, rank, 3, states=loaded if rank == 0 else []) for rank in range(3)]
+    service.work(read=False)
+    assert [peer.epoch.read for peer in ranks] == [TasksRead(3, "", [(3, 1)]), TasksRead(5), TasksRead(10)]
+    assert [peer.epoch.turn for peer in ranks] == [0, 2, 3]
+    assert [peer.epoch.parts for peer in ranks] == [[(3, 0, [0])], [(5, 0, [1])], []], "its own, and no other's"
+    finish(service, *ranks)
+    assert [sorted(peer.complete) for peer in ranks] == [[*range(3, 10)], [*range(5, 10)], []]
+    assert all(peer.done for peer in ranks)
 
 
 def test_what_all_ranks_had_of_a_task_is_not_computed_again():

@@ -159,7 +159,8 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     shares = 0 if job.length is None or not tx.state.plan(job, number).equal else job.spec.ranks or 1
     tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
     shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
-    parts = parts_of(job.states.values(), number) if number == job.first else []
+    states = [each for rank, each in job.states.items() if rank == consumer or not job.spec.coordinated]
+    parts = parts_of(states, number) if number == job.first else []
     own = job.states.get(consumer) if number == job.first and job.spec.coordinated else None
     turn, read = (own.turn, read_by(own, job.length)) if own is not None and own.epoch == number else (0, TasksRead())
     begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, read, **shape)
