@@ -3,7 +3,8 @@
     python -m benchmarks.packing [--data DIR] [--sequences N] [--rounds N] [--quick] [--json FILE]
 
 The same sequences, shuffled, are put together in four ways: padded to one length, padded to the longest of each batch,
-in buckets of similar lengths, and packed. Lengths are log-normal, as those of documents are; with ``--data`` also those
+in buckets of similar lengths, and packed; and packed by Grain, where that is installed, with as many open rows and no
+threads, with which it is fastest here. Lengths are log-normal, as those of documents are; with ``--data`` also those
 of recordings, in frames of 10 ms, from the WAV files in a folder or in archives (``.tar``, ``.tar.gz``) there.
 
 Ways take turns, round after round, in one process, without what a service adds: each reads whole epochs, and makes its
@@ -14,7 +15,9 @@ would compute for nothing. ``shapes`` counts the shapes of batches, for each of 
 from __future__ import annotations
 
 import argparse
+import functools
 import glob
+import importlib.util
 import io
 import os
 import statistics
@@ -22,15 +25,17 @@ import sys
 import tarfile
 import time
 import wave
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness import INSTALL
 from benchmarks.machine import machine
 from benchmarks.papers.report import verdict, write
 from millrace import Dataset
+from millrace.graph.nodes import PACKING_WINDOW
 
 Tokens = npt.NDArray[Any]
 Lengths = npt.NDArray[np.int64]
@@ -74,6 +79,14 @@ class Sequences:
 
     def _sequence(self, number: int) -> Tokens:
         return self._content[: self.lengths[number]]
+
+    def element(self, number: int) -> dict[str, Tokens]:
+        """The sequence of this number, as a dict."""
+        return {"tokens": self._sequence(number)}
+
+
+Way = Callable[[Sequences], Iterable[Any]]
+"""Makes batches of sequences, epoch by epoch."""
 
 
 def documents(count: int) -> Sequences:
@@ -135,6 +148,20 @@ def packed(sequences: Sequences) -> Dataset:
     return sequences.dataset().pack(sequences.longest).batch(ROWS)
 
 
+def packed_by_grain(name: str, sequences: Sequences) -> Iterable[Any]:
+    """Packed by an operator of Grain's that has this name."""
+    import grain
+    import grain.experimental
+
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    source = grain.MapDataset.source(range(len(sequences.lengths))).shuffle(seed=1).map(sequences.element)
+    operator = getattr(grain.experimental, name)
+    length = {"tokens": sequences.longest}
+    rows = operator(source.to_iter_dataset(options), length_struct=length, num_packing_bins=PACKING_WINDOW)
+    batches: Iterable[Any] = rows.batch(ROWS)
+    return batches
+
+
 def _as_dict(tokens: Tokens) -> dict[str, Tokens]:
     return {"tokens": tokens}
 
@@ -143,15 +170,19 @@ def _length(element: dict[str, Tokens]) -> int:
     return len(element["tokens"])
 
 
-WAYS: Mapping[str, Callable[[Sequences], Dataset]] = {
+WAYS: Mapping[str, Way] = {
     "padded to one length": padded_to_one_length,
     "padded to the longest of a batch": padded_to_the_longest,
     "six buckets": in_buckets,
     "packed": packed,
 }
+GRAIN: Mapping[str, Way] = {
+    "packed by Grain, first fit": functools.partial(packed_by_grain, "FirstFitPackIterDataset"),
+    "packed by Grain, best fit": functools.partial(packed_by_grain, "BestFitPackIterDataset"),
+}
 
 
-def read(dataset: Dataset) -> dict[str, float]:
+def read(dataset: Iterable[Any]) -> dict[str, float]:
     """Reads an epoch: ``computed`` tokens, padding included, ``shapes``, ``seconds``, and ``cpu`` seconds."""
     shapes: dict[tuple[int, int], int] = {}
     cpu, began = time.process_time(), time.perf_counter()
@@ -163,9 +194,9 @@ def read(dataset: Dataset) -> dict[str, float]:
     return {"computed": computed, "shapes": len(shapes), "seconds": seconds, "cpu": cpu}
 
 
-def measure(cases: Sequence[Sequences], rounds: int) -> list[dict[str, dict[str, float]]]:
+def measure(cases: Sequence[Sequences], ways: Mapping[str, Way], rounds: int) -> list[dict[str, dict[str, float]]]:
     """Figures of each round, by case and way; every other round begins with the last one."""
-    made = {f"{case.name}, {name}": (case, way(case)) for case in cases for name, way in WAYS.items()}
+    made = {f"{case.name}, {name}": (case, way(case)) for case in cases for name, way in ways.items()}
     for _, dataset in made.values():
         read(dataset)  # not measured
     found = []
@@ -213,7 +244,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [documents(options.sequences or (QUICK if options.quick else SEQUENCES))]
     if options.data:
         cases.append(recordings(options.data))
-    rounds = measure(cases, options.rounds or (1 if options.quick else ROUNDS))
+    missing = importlib.util.find_spec("grain") is None
+    if missing:
+        print(f"left out: {' and '.join(GRAIN)}, as grain is not installed ({INSTALL})")
+    ways = WAYS if missing else {**WAYS, **GRAIN}
+    rounds = measure(cases, ways, options.rounds or (1 if options.quick else ROUNDS))
     table = table_of(rounds)
     for row in table:
         print(f"{row[0]:56}{row[1]:>9}{row[2]:>8}{row[3]:>24}{row[4]:>22}")

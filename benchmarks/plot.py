@@ -66,6 +66,8 @@ class Target:
 
 _IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
 _JOURNAL, _RESTART = "service with a journal", "recovery of 200 jobs"
+_DOCUMENTS = "documents, log-normal"
+_PACKED = f"{_DOCUMENTS}, packed"
 _SAME_HOST, _TCP = "millrace, same host, 1 worker", "millrace, TCP, 1 worker"
 _SAME_DECODER = ("torch DataLoader, 2 workers", "Grain, threads", "Grain, 2 processes", "Ray Data", "SPDL, threads")
 TARGETS = (
@@ -93,7 +95,11 @@ TARGETS = (
     Target("600 files at 300 ms, of 64 threads", "far", "files", _IN_PROCESS, "64 threads", least=0.9),
     Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
-    Target("padding of packed rows", "packing", "padding", "documents, log-normal, packed", most=0.01),
+    Target("padding of packed rows", "packing", "padding", _PACKED, most=0.01),
+    *(
+        Target(f"tokens packed a second, of {kind}", "packing", "tokens", _PACKED, f"{_DOCUMENTS}, {kind}", least=1.0)
+        for kind in ("packed by Grain, first fit", "packed by Grain, best fit")
+    ),
     Target(
         "CPU time of a service, of the same in process",
         "overhead",
