@@ -115,7 +115,8 @@ class SlotCycle:
         if first in self._free or self._length == 1:
             return first
         for task in tail_inputs(first, self._tasks):
-            before = None if task in self._over else self._first(self.slot(task), look, task)
+            # Of a task that gives nothing a state may say that it is over before those in front of it in its slot are.
+            before = self._first(self.slot(task), look, task)
             if before is not None and before <= task:
                 return None if look.ready(before) else self._awaited(before, look)
         self._free = {each for each in self._free if self.slot(each) != self.slot(first)} | {first}

@@ -258,3 +258,12 @@ def test_several_rounds_in_one_message_are_no_rounds():
     inbox.assign(0, 1, "a:1")
     with pytest.raises(ProtocolError, match="a:1 sent 2 rounds in one message"):
         inbox.accept(0, 0, 2, ["0:0", "0:1"], 1, "a:1", last=False)
+
+
+def test_an_input_without_rounds_that_a_state_has_is_not_over_before_those_in_front_of_it():
+    over = TaskSet.of([*range(16), 17, 18, 19, 20])  # 20 gives nothing, and came while 16 was read
+    cycle = SlotCycle(4, tasks=23, turn=1, over=over)
+    for task in (16, 21):
+        cycle.name(task)
+    assert 20 in tail_inputs(21, 23)
+    assert cycle.current(lambda _: False, lambda _: True) == 16, "as for a rank that was not interrupted"
