@@ -229,3 +229,9 @@ def test_each_reader_of_a_round_is_sent_its_own_share_and_pays_for_that_alone():
     assert buffer.bytes == 80, "the other lacks its share"
     buffer.received(second, KEY, 1)
     assert buffer.bytes == 0
+
+
+def test_a_round_that_is_larger_than_all_that_a_worker_may_keep_is_refused_whole(driver):
+    lane = begin(driver, 1000, 1000)
+    assert driver.ask(lane, inp.Put(round_of(0, 60, 60))) == act.TooLarge(100)
+    assert isinstance(driver.ask(lane, inp.Put(round_of(0, 60, 40))), act.GoOn)

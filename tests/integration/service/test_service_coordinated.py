@@ -1,0 +1,109 @@
+"""Ranks that get batches of one bucket in each step, whatever becomes of workers, and however little room there is."""
+
+import itertools
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from tests.integration.service.service_driving import WAIT_S
+
+import millrace as mr
+
+COUNT, RANKS = 1000, 3
+BOUNDARIES, SIZES = [4, 9], [8, 4, 2]
+
+
+def grown(number):
+    return np.full(1 + number * number % 13, number)
+
+
+def wanted(number):
+    return number % 10 != 3
+
+
+NUMBERS = Counter(filter(wanted, range(COUNT)))
+DATASET = (
+    mr.Dataset.range(COUNT)
+    .filter(wanted)
+    .shuffle(COUNT, seed=3)
+    .map(grown)
+    .bucket_by_sequence_length(len, BOUNDARIES, SIZES, padding_values=-1)
+)
+
+
+def lengths(batch):
+    return [int(np.count_nonzero(row != -1)) for row in batch]
+
+
+def numbers(batches):
+    return Counter(int(row[0]) for batch in batches for row in batch)
+
+
+class Ranks:
+    """All ranks of one life of a training, which read at once."""
+
+    def __init__(self, stack, service, dataset=DATASET, **options):
+        self.parts = [
+            stack.enter_context(
+                dataset.distribute(
+                    service.address,
+                    num_consumers=RANKS,
+                    consumer_index=rank,
+                    coordinated=True,
+                    **{"job_name": "coordinated", "tasks": 20, **options},
+                )
+            )
+            for rank in range(RANKS)
+        ]
+        self.pool = stack.enter_context(ThreadPoolExecutor(RANKS))
+        self.epochs = self.all(iter, self.parts)
+
+    def all(self, action, items):
+        return list(self.pool.map(action, items, timeout=WAIT_S))
+
+    def steps(self, count=None):
+        """The next so many steps, each the batches of all ranks; None: all that are left of the epoch."""
+        found = self.all(lambda epoch: list(itertools.islice(epoch, count)), self.epochs)
+        assert len({len(batches) for batches in found}) == 1, "all have equally many"
+        return list(zip(*found, strict=True))
+
+
+def check(steps, incomplete):
+    """Steps are of one bucket, and all of them the data, but for what fills none."""
+    mixed = 0
+    for step in steps:
+        (size,) = {len(batch) for batch in step}
+        found = {sum(length >= each for each in BOUNDARIES) for batch in step for length in lengths(batch)}
+        full = len(found) == 1 and size == SIZES[min(found)]
+        assert full or incomplete == "mix"
+        mixed += not full
+    seen = numbers(batch for step in steps for batch in step)
+    left_out = (NUMBERS - seen).total()
+    assert not seen - NUMBERS
+    assert left_out < (RANKS if incomplete == "mix" else RANKS * sum(SIZES))
+    assert mixed < RANKS * len(SIZES)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize("incomplete", ["drop", "mix"])
+def test_each_step_is_of_one_bucket_and_all_are_the_data(service, incomplete):
+    with ExitStack() as stack:
+        ranks = Ranks(stack, service, incomplete=incomplete)
+        first = ranks.steps()
+        check(first, incomplete)
+        ranks.epochs = ranks.all(iter, ranks.parts)
+        second = ranks.steps()
+        check(second, incomplete)
+        assert repr(first) != repr(second), "the data are shuffled anew"
+
+
+def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_waits_for_ever(service_with):
+    with service_with() as service, ExitStack() as stack:
+        service.add(3, "--buffer-bytes", "8000")  # of rounds of up to 1500 bytes, for four slots
+        ranks = Ranks(stack, service, incomplete="mix", tasks=40)
+        steps = ranks.steps(5)
+        service.kill("w1")
+        steps += ranks.steps()
+        check(steps, "mix")
