@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -17,18 +16,8 @@ Sorted = tuple[Iterable[int], list[int], Exception | None]
 """(indices of a chunk's elements, the number of the bucket of each, the error about the element after them)."""
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Elements that wait for a batch.
-
-    Attributes:
-        arrivals: number of each element among all.
-        places: of each element.
-    """
-
-    elements: list[Any] = field(default_factory=list)
-    arrivals: list[int] = field(default_factory=list)
-    places: list[tuple[Origin, Positions]] = field(default_factory=list)
+_Came = tuple[int, Origin, Positions, int]
+"""(number among all arrivals, origin and positions of the chunk, index in the chunk) of an element."""
 
 
 @with_outbox
@@ -53,46 +42,48 @@ def run_buckets(
         build: makes a batch of elements, the last of which are of the bucket with this number.
     """
     origin, position, arrived, together = context.mixed(), 0, 0, node.together or 1
-    buckets = [_Bucket() for _ in sizes]
+    buckets: list[list[Any]] = [[] for _ in sizes]
+    came: list[list[_Came]] = [[] for _ in sizes]
     for chunk in with_leftovers(chunks, context):
         indices, numbers, failure = sort(chunk)
+        elements, place, positions = chunk.elements, chunk.origin, chunk.positions
         for index, number in zip(indices, numbers, strict=failure is None):
             bucket = buckets[number]
-            bucket.elements.append(chunk.elements[index])
-            bucket.arrivals.append(arrived)
-            bucket.places.append((chunk.origin, chunk.positions[index : index + 1]))
+            bucket.append(elements[index])
+            came[number].append((arrived, place, positions, index))
             arrived += 1
-            if len(bucket.elements) < sizes[number] * together:
+            if len(bucket) < sizes[number] * together:
                 continue
-            for stop in range(sizes[number], len(bucket.elements) + 1, sizes[number]):
+            for stop in range(sizes[number], len(bucket) + 1, sizes[number]):
                 part = slice(stop - sizes[number], stop)
-                made = build_batch(partial(build, number), bucket.elements[part], bucket.places[part], context)
+                made = _build(build, number, bucket[part], came[number][part], context)
                 yield from outbox.add(made, origin, position)
                 position += 1
-            buckets[number] = _Bucket()
+            buckets[number], came[number] = [], []
         if failure is not None:
             raise failure
         yield from outbox.flush()
-    waiting = sorted(
-        (pair for bucket in buckets for pair in zip(bucket.arrivals, bucket.elements, strict=True)),
-        key=lambda pair: pair[0],
-    )
-    if not waiting or context.leave([element for _, element in waiting]):
+    left, places = list(chain.from_iterable(buckets)), list(chain.from_iterable(came))
+    by_arrival = sorted(range(len(left)), key=lambda each: places[each][0])
+    if not left or context.leave([left[each] for each in by_arrival]):
         return
-    rest = [bucket for bucket in buckets if bucket.elements]
-    elements = list(chain.from_iterable(bucket.elements for bucket in rest))
-    places = list(chain.from_iterable(bucket.places for bucket in rest))
-    numbers = [number for number, bucket in enumerate(buckets) for _ in bucket.elements]
-    last = last_batches([len(bucket.elements) for bucket in buckets], sizes, node)
+    of = [number for number, bucket in enumerate(buckets) for _ in bucket]
     start = 0
-    for size in last:
+    for size in last_batches(list(map(len, buckets)), sizes, node):
         part, start = slice(start, start + size), start + size
-        made = build_batch(partial(build, numbers[start - 1]), elements[part], places[part], context)
+        made = _build(build, of[start - 1], left[part], places[part], context)
         yield from outbox.add(made, origin, position)
         position += 1
     if node.together:
-        context.leave_out(len(elements) - start)
+        context.leave_out(len(left) - start)
     yield from outbox.flush()
+
+
+def _build(
+    build: Callable[[int, list[Any]], Any], number: int, elements: list[Any], came: list[_Came], context: Context
+) -> Any:
+    places = ((origin, positions[index : index + 1]) for _, origin, positions, index in came)
+    return build_batch(partial(build, number), elements, places, context)
 
 
 def last_batches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any, Concatenate, ParamSpec
 
@@ -80,7 +80,7 @@ def run_groups(
 def build_batch(
     build: Callable[[list[Any]], Any],
     elements: list[Any],
-    places: Sequence[tuple[Origin, Positions]],
+    places: Iterable[tuple[Origin, Positions]],
     context: Context,
 ) -> Any:
     """Call ``build(elements)``; its errors name the elements of the data that do not fit together.
