@@ -350,7 +350,8 @@ class ServedPipeline(Readable):
         Raises:
             UnknownLengthError: else, and where the dataset's own length is unknown.
         """
-        if self._parameters["num_consumers"] not in (None, 1) or self._parameters["sharding"] == "off":
+        several = self._parameters["num_consumers"] not in (None, 1)
+        if several or self.coordinated or self._parameters["sharding"] == "off":
             raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
         return len(self.pipeline)
 

@@ -87,3 +87,10 @@ def test_a_state_is_of_rounds_that_are_made_like_that(chosen):
     with pytest.raises(mr.StateError, match="nor may coordinated= and incomplete= of distribute"):
         coordinated(**chosen).load_state_dict(state)
     coordinated().load_state_dict(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_how_many_batches_a_rank_gets_is_known_only_after_reading(ranks):
+    dataset = coordinated(mr.Dataset.range(10).batch(4), num_consumers=ranks)
+    with pytest.raises(mr.UnknownLengthError):
+        len(dataset)
