@@ -39,6 +39,10 @@ class _Kept(NamedTuple):
     value: Any
 
 
+def _pickled(sample: Any) -> bytes:
+    return pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+
+
 class SampleCache:
     """Samples on disk, beside a training loop that reads them from somewhere slower.
 
@@ -91,6 +95,8 @@ class SampleCache:
             if max_bytes is None and max_samples is None:
                 max_bytes = default_bytes(self.folder) // (1 if self.shared else siblings())
         self.max_bytes, self.max_samples, self.eviction = max_bytes, max_samples, eviction
+        self.dumps: Callable[[Any], bytes] = _pickled
+        """Makes what is kept of a sample, for ``pickle.loads``; frameworks know faster ways for their own types."""
         self._open()
 
     def _open(self) -> None:
@@ -107,7 +113,7 @@ class SampleCache:
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("shared", "folder", "max_bytes", "max_samples", "eviction")
+        settings = ("shared", "folder", "max_bytes", "max_samples", "eviction", "dumps")
         return {name: getattr(self, name) for name in settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -187,7 +193,7 @@ class SampleCache:
             return sample
         counters.add(fetched=1, ahead=ahead, fetch_s=time.perf_counter() - began)
         try:
-            value = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+            value = self.dumps(sample)
             evicted = self._table.put(name, index, value)
         except Exception as error:  # noqa: BLE001 - the sample is there all the same: only the cache is poorer
             self._refuse(counters, index, f"{type(error).__name__}: {error}")

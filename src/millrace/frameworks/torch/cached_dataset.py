@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from millrace.blocks.samples.counters import SampleCounts
 from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import PipelineError, UnsureError
+from millrace.frameworks.torch import sample_pickle
 from millrace.functions.fingerprint import fingerprint
 from millrace.host_limits import siblings
 
@@ -52,6 +53,7 @@ class CachedDataset(Dataset[Any]):
             raise PipelineError(f"CachedDataset: cache={cache!r} is no SampleCache, and no number of bytes for one")
         self.dataset = dataset
         self.cache = cache
+        cache.dumps = sample_pickle.dumps
         self.name = _name(dataset, cache) if name is None else name
         self._owner = secrets.randbits(62) + 1  # copies in a DataLoader's workers read for the same one
         _cached.add(self)
