@@ -16,6 +16,7 @@ from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
+    from millrace.policies.bucket_boundaries import SuggestedBuckets
 
 
 class Dataset(Operators, Viewable):
@@ -143,6 +144,32 @@ class Dataset(Operators, Viewable):
     def __iter__(self) -> LocalIterator:
         """One epoch, computed in this process."""
         return self._source.read_epoch()
+
+    def suggest_buckets(
+        self,
+        element_length_func: Callable[[Any], int] | None = None,
+        *,
+        buckets: int = 8,
+        sample: int = 10_000,
+        batch_tokens: int | None = None,
+    ) -> SuggestedBuckets:
+        """Find bucket boundaries for :meth:`bucket_by_sequence_length` that leave as little padding as can be.
+
+        Computes the first elements of the first epoch in this process; where these are not like the others, put
+        :meth:`shuffle` before. ``reason`` of what it gives says in a sentence how much padding is left. ::
+
+            found = ds.suggest_buckets(length, batch_tokens=16_384)
+            ds = ds.bucket_by_sequence_length(length, found.boundaries, found.batch_sizes)
+
+        Args:
+            element_length_func: length of an element; None: of its longest array.
+            buckets: most that there may be.
+            sample: number of elements to look at.
+            batch_tokens: most that a batch may have, padding included, for ``batch_sizes``; None: these are empty.
+        """
+        from millrace.length_sample import suggested_buckets
+
+        return suggested_buckets(self._source, element_length_func, buckets, sample, batch_tokens)
 
     def distribute(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace.errors import UnknownLengthError
 from millrace.frameworks.base import Readable
@@ -20,6 +21,8 @@ from millrace.planning.units import INFINITE, UnitMap
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
+
+T = TypeVar("T")
 
 
 class Pipeline(Readable):
@@ -45,10 +48,15 @@ class Pipeline(Readable):
 
     def peek(self, count: int) -> list[Any]:
         """See :class:`Readable`."""
+        return list(self.first(count, lambda element: element))
+
+    def first(self, count: int, function: Callable[[Any], T]) -> Iterator[T]:
+        """Compute ``function`` of each of the first ``count`` elements of the first epoch, in this process."""
         from millrace.engine.run.local_epoch import read
 
         with read(self, EpochCursor(), 0) as elements:
-            return [element for _, element in zip(range(count), elements, strict=False)]
+            for _, element in zip(range(count), elements, strict=False):
+                yield function(element)
 
     def prepare_to_fork(self) -> None:
         """Draw the seed, rather than each process its own."""

@@ -61,7 +61,7 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
 @pytest.mark.parametrize(
     ("shown", "names"),
     [
-        (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek"]),
+        (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek", "suggest_buckets"]),
         (distributed(), [*STATES, *VIEWS, *BEHIND, "close", "distribute", "epochs", "peek", "status"]),
         (TEN.numpy(), STATES),
         (TEN.jax(), STATES),
