@@ -104,6 +104,8 @@ class ConsumerCore:
                 self._ask(ask, now)
             case io.TooSmall(address=address, header=header):
                 self._grant_short(address, header)
+            case io.OutputsMissed(address=address, header=skipped):
+                self._miss(address, skipped)
             case msg.ReadTasks(epoch=epoch, reads=reads, alone=alone):
                 self._heard = self._heard.hears_of(max((read.lease for read in reads), default=0))
                 self._assign(epoch, reads, alone)
@@ -428,6 +430,12 @@ class ConsumerCore:
             self._grant(self._pool.used(source, size))  # what was dropped is its room again
         if complete or (fresh and self.allowed is not None):
             self.actions.append(io.ReportSoon())
+
+    def _miss(self, address: str, skipped: data_messages.Skipped) -> None:
+        """Go on behind outputs that will not come, and acknowledge them as if they had."""
+        inbox, epoch, task, upto = self.inbox, skipped.epoch, skipped.task, skipped.upto
+        if inbox is not None and inbox.number == epoch and inbox.skip(task, skipped.lease, upto):
+            self.actions.append(io.TellWorker(address, data_messages.Received(epoch, task, upto)))
 
     def _count(self, address: str, elements: int, size: int) -> None:
         local, others = self.came

@@ -99,6 +99,13 @@ class Delivered(_Value, frozen=True):
     size: int
 
 
+class OutputsMissed(_Value, frozen=True):
+    """A worker will not send outputs of a task that the window it keeps has no room for any more."""
+
+    address: str
+    header: data_messages.Skipped
+
+
 class TooSmall(_Value, frozen=True):
     """A worker's next message is larger than its credit."""
 
@@ -119,6 +126,7 @@ Input = (
     | Connected
     | Disconnected
     | Delivered
+    | OutputsMissed
     | TooSmall
     | ToConsumer
 )

@@ -81,7 +81,9 @@ class Arrival:
 
 @dataclass(slots=True)
 class TaskArrivals:
-    """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``.
+    """One task: ``held`` outputs need not come any more, of which ``messages`` wait; all of it once ``complete``.
+
+    ``reach``: one past the last output that came; those from there to ``held`` were missed.
 
     ``again``: it is complete, and runs once more at a worker that is still to be told so, or would keep its outputs.
     ``noted``: (number, checksum) of an output that went to the user; of the last one of each message.
@@ -91,6 +93,7 @@ class TaskArrivals:
     lease: int
     address: str
     held: int = 0
+    reach: int = 0
     complete: bool = False
     again: bool = False
     skipped: int = 0
@@ -127,6 +130,8 @@ class EpochBuffer:
         """Messages that were taken, or of which the taking was interrupted."""
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
+        self.missed = 0
+        """Elements that a shared window did not keep until they could be sent here."""
         self._cycle, self._rounds = cycle, rounds
         self._decode = decode
         self.reruns: list[Rerun] = []
@@ -146,7 +151,7 @@ class EpochBuffer:
         """
         inbox = self._tasks.get(task)
         if inbox is None:
-            inbox = self._tasks[task] = TaskArrivals(lease, address, start, number=task)
+            inbox = self._tasks[task] = TaskArrivals(lease, address, start, start, number=task)
             if self._is_over(task):  # who leases it does not know of it: an older journal
                 inbox.complete = inbox.again = True
                 self._moved.add(task)
@@ -194,6 +199,7 @@ class EpochBuffer:
         fresh = 0 if inbox.complete else index + count - inbox.held
         if fresh > 0:
             inbox.held += fresh
+            inbox.reach = inbox.held
             inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held, self._decode))
             self.ready += fresh
             self.arrived += fresh
@@ -205,12 +211,25 @@ class EpochBuffer:
             inbox.complete = True
             if self._missing is not None:
                 self._missing.discard(task)
-            self._ended.append((task, inbox.held))
+            self._ended.append((task, inbox.reach))
             inbox.skipped = skipped
             self.skipped += skipped
         if fresh > 0 or ended:
             self._moved.add(task)
         return fresh > 0
+
+    def skip(self, task: int, lease: int, upto: int) -> bool:
+        """Go on behind outputs that will not come from this lease; False if nothing is missed by that."""
+        inbox = self._tasks.get(task)
+        if inbox is None or inbox.lease != lease or inbox.complete or upto < inbox.held:
+            return False
+        inbox.rerun = False  # what was to be compared is gone as well
+        missed = upto - inbox.held
+        if missed:
+            self.missed += missed
+            inbox.held = upto
+            self._moved.add(task)
+        return missed > 0
 
     def _compare(
         self, task: int, inbox: TaskArrivals, index: int, count: int, payload: Any, changed: str, *, last: bool
@@ -295,7 +314,7 @@ class EpochBuffer:
         return report
 
     def ended(self) -> list[tuple[int, int]]:
-        """List (task, number of its outputs) of tasks of which all has arrived since the last call."""
+        """List (task, one past its last output that came) of tasks of which all has arrived since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

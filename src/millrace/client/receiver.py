@@ -118,6 +118,8 @@ class WorkerConnections:
                     shared.handle(io.Delivered(address, header, payload, payload.nbytes if header.count else 0))
                 elif isinstance(header, data_messages.Short):
                     shared.handle(io.TooSmall(address, header))
+                elif isinstance(header, data_messages.Skipped):
+                    shared.handle(io.OutputsMissed(address, header))
                 else:
                     raise ProtocolError(f"{address} sent {type(header).__name__}, which nobody asked for")
         finally:

@@ -104,6 +104,18 @@ class Short(BulkMessage, frozen=True, tag="Short"):
     """Of coordinated jobs: the slot whose message and credit these are."""
 
 
+class Skipped(BulkMessage, frozen=True, tag="Skipped"):
+    """The outputs below ``upto`` that the consumer was not sent will not come: a shared window holds newer ones.
+
+    Said once for all of them that lie in a row, before the next output, or before the mark of the end.
+    """
+
+    epoch: int
+    task: int
+    lease: int
+    upto: int
+
+
 # -- worker to worker --------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +142,7 @@ class Leftovers(BulkMessage, frozen=True, tag="Leftovers"):
 
 
 ToServer = Open | Read | Credit | Received | FetchLeftovers
-ToReader = Delivery | Short | Leftovers
+ToReader = Delivery | Short | Skipped | Leftovers
 
 TO_SERVER: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
 """Reads headers that a worker is sent."""

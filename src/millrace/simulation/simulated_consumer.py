@@ -149,6 +149,8 @@ class SimulatedConsumer(Process):
             self._arrived(connection, *message)
         elif isinstance(message, data_messages.Short):
             self._hears(io.TooSmall(connection.label, message))
+        elif isinstance(message, data_messages.Skipped):
+            self._hears(io.OutputsMissed(connection.label, message))
 
     def broken(self, connection: Connection) -> None:
         """Note that a connection has ended."""

@@ -437,3 +437,34 @@ def test_what_came_is_counted_by_where_it_came_from(consumer: Consumer) -> None:
     consumer.deliver(0, 0, [1, 2])
     consumer.deliver(1, 0, [3], address=TWO)
     assert consumer.core.came == (Flow(2, 20), Flow(1, 10))
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_window_did_not_keep_is_acknowledged_and_does_not_come_again(consumer: Consumer) -> None:
+    consumer.read(0)
+    consumer.deliver(0, 0, [10, 11])
+    said = consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5)))
+    assert said == [io.TellWorker(ONE, data.Received(0, 0, 5))]
+    assert consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5))) == []
+    assert report(consumer.said(io.Beat())).tasks == [msg.TaskProgress(0, 5, complete=False)]
+    consumer.handle(io.Disconnected(ONE))
+    assert io.TellWorker(ONE, data.Read(0, 0, 1, 5)) in consumer.handle(io.Connected(ONE))
+
+
+def test_a_state_counts_what_was_missed_once_all_before_it_was_handed_out(consumer: Consumer) -> None:
+    consumer.read(0)
+    consumer.read(1)
+    consumer.deliver(0, 0, [10, 11])
+    consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5)))
+    consumer.deliver(0, 5, [], last=True)
+    consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 1, 1, 7)))
+    consumer.deliver(1, 7, [], last=True)
+    reading = consumer.core.reading
+    assert reading is not None
+    states = [(list(done), begun) for done, begun in [reading.now()]]
+    assert states == [([1], [])], "of the other task nothing was handed out"
+    assert consumer.take() == [10, 11]
+    done, begun = reading.now()
+    assert (list(done), begun) == ([0, 1], [])

@@ -257,3 +257,50 @@ def test_what_is_being_decoded_at_this_moment_is_not_compared():
     inbox.assign(3, 2, "b:1")
     encoded(inbox, 3, 1, [2], worker="b:1")
     assert outcomes(inbox) == []
+
+
+def test_who_is_told_to_skip_goes_on_behind_it_and_counts_it():
+    inbox = EpochBuffer(0)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 2)
+    assert inbox.skip(3, 1, 5)
+    assert inbox.progress() == [TaskProgress(3, 5, complete=False)]
+    deliver(inbox, 3, 5, 1, last=True)
+    assert taken(inbox) == [0, 1, 5]
+    assert (inbox.missed, inbox.arrived, inbox.holds(3)) == (3, 3, (6, True))
+
+
+def test_what_is_here_or_comes_from_another_run_is_not_skipped():
+    inbox = EpochBuffer(0)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 4)
+    inbox.progress()
+    assert not inbox.skip(3, 1, 3)
+    assert not inbox.skip(3, 0, 9)
+    assert not inbox.skip(4, 1, 9)
+    assert not inbox.progress()
+    deliver(inbox, 3, 4, 0, last=True)
+    assert not inbox.skip(3, 1, 9)
+    assert inbox.missed == 0
+
+
+def test_what_was_skipped_is_not_compared_with_another_run():
+    inbox = EpochBuffer(0)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 4)
+    assert inbox.assign(3, 2, "b:1") == 3
+    inbox.skip(3, 2, 6)
+    deliver(inbox, 3, 6, 2, last=True, worker="b:1")
+    assert taken(inbox) == [0, 1, 2, 3, 6, 7]
+    assert not inbox.reruns
+
+
+def test_with_a_cycle_what_is_skipped_to_its_end_lets_the_next_task_be_read():
+    inbox = EpochBuffer(0, cycle=SlotCycle())
+    for task in range(2):
+        inbox.assign(task, task, "a:1")
+    deliver(inbox, 1, 0, 2)
+    assert taken(inbox) == []
+    inbox.skip(0, 0, 9)
+    deliver(inbox, 0, 9, 0, last=True)
+    assert taken(inbox) == [0, 1]

@@ -180,5 +180,5 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, waits or is kept."""
-        return self.run is None and not self.pending and not self.buffer.tasks
+        """Whether nothing runs or waits, and no reader lacks anything that is kept."""
+        return self.run is None and not self.pending and self.buffer.idle

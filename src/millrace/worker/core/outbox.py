@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from millrace.protocol.data_messages import Delivery, Short
+from millrace.protocol.data_messages import Delivery, Short, Skipped
 from millrace.protocol.messages import TaskRef
 from millrace.worker.core.worker_inputs import OutputMessage, Peer, Share
 
@@ -61,6 +61,7 @@ class ReaderCursor:
         received: messages that it has acknowledged.
         sent: number of the next message to send on that connection.
         end_sent: the mark of the end was sent on that connection.
+        told: one past the last output that it was sent on that connection, or had before, or was told to do without.
         done: the reader has all that can come.
     """
 
@@ -70,6 +71,7 @@ class ReaderCursor:
     sent: int = 0
     end_sent: bool = False
     done: bool = False
+    told: int = 0
 
     def acknowledge(self, upto: int) -> None:
         """Note that the reader has the outputs below ``upto``."""
@@ -84,7 +86,7 @@ class ReaderCursor:
 
     def read(self, start: int) -> None:
         """Have the outputs from ``start`` on sent, those too that another process in the reader's place had."""
-        self.wanted = True
+        self.wanted, self.told = True, start
         if not self.task.spared:
             self.received, self.done = self.task.freed, False
         self.rewind()
@@ -102,11 +104,17 @@ class ReaderCursor:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Next thing to send to a reader. ``share`` is None for a bare mark of the end."""
+    """Next thing to send to a reader.
+
+    Attributes:
+        share: None for a bare mark of the end.
+        skipped: what is to be said before it; None: nothing.
+    """
 
     cursor: ReaderCursor
     header: Delivery
     share: Share | None
+    skipped: Skipped | None = None
 
 
 class ReaderOutbox:
@@ -115,6 +123,7 @@ class ReaderOutbox:
     Args:
         reader: its number among the consumers of the job.
         in_order: send tasks by (epoch, number) rather than in the order in which they were begun.
+        skips: the reader is told of outputs that are not kept for it any more; else all are.
 
     Attributes:
         cursors: by task, in the order in which the tasks were begun.
@@ -123,19 +132,20 @@ class ReaderOutbox:
         credit: what may be sent on it.
     """
 
-    def __init__(self, reader: int, *, in_order: bool = False) -> None:
+    def __init__(self, reader: int, *, in_order: bool = False, skips: bool = False) -> None:
         self.reader = reader
         self.cursors: dict[TaskKey, ReaderCursor] = {}
         self.reading = -1
         self.peer: Peer | None = None
         self.credit = SendCredit()
         self._in_order = in_order
-        self._asked: dict[TaskKey, int] = {}  # leases asked for before they came
+        self._skips = skips
+        self._asked: dict[TaskKey, tuple[int, int]] = {}  # leases asked for before they came, and from which output on
 
     def begin(self, task: TaskBuffer) -> None:
         """Add a lease whose outputs will come."""
-        asked = self._asked.get(task.key, -1)
-        self.cursors[task.key] = ReaderCursor(task, asked == task.lease, task.freed, task.freed)
+        asked, start = self._asked.get(task.key, (-1, 0))
+        self.cursors[task.key] = ReaderCursor(task, asked == task.lease, task.freed, task.freed, told=start)
         if asked <= task.lease:  # a later lease of the task may be on its way
             self._asked.pop(task.key, None)
 
@@ -146,7 +156,7 @@ class ReaderOutbox:
         if cursor is None or cursor.task.lease != lease:
             # The dispatcher tells both sides at once; the reader may be the faster. It reads one epoch at a time.
             self._asked = {other: asked for other, asked in self._asked.items() if other[0] == key[0]}
-            self._asked[key] = max(lease, self._asked.get(key, -1))
+            self._asked[key] = max((lease, start), self._asked.get(key, (-1, 0)))
             return
         cursor.read(start)
 
@@ -159,19 +169,26 @@ class ReaderOutbox:
             task = cursor.task
             if (unsent := cursor.unsent) and not cursor.done:
                 message = task.messages[cursor.sent - task.freed]
-                last = task.finished and unsent == 1
+                last = task.finished and unsent == 1 and message.index + message.count == task.end
                 skipped = task.skipped if last else 0
                 header = Delivery(*key, task.lease, message.index, message.count, last, skipped, task.changed)
-                return Parcel(cursor, header, message.share(self.reader))
+                return Parcel(cursor, header, message.share(self.reader), self._gap(cursor, message.index))
             if task.finished and not cursor.end_sent:
-                return Parcel(cursor, Delivery(*key, task.lease, task.end, 0, True, task.skipped, task.changed), None)
+                header = Delivery(*key, task.lease, task.end, 0, True, task.skipped, task.changed)
+                return Parcel(cursor, header, None, self._gap(cursor, task.end))
         return None
+
+    def _gap(self, cursor: ReaderCursor, upto: int) -> Skipped | None:
+        """Say what the reader will not get, if it was not told yet: the outputs before ``upto``."""
+        task = cursor.task
+        return Skipped(*task.key, task.lease, upto) if self._skips and cursor.told < upto else None
 
     @staticmethod
     def sent(parcel: Parcel) -> None:
         """Note that ``parcel``, from :meth:`next`, is on its way."""
         parcel.cursor.sent += parcel.share is not None
         parcel.cursor.end_sent = parcel.header.last
+        parcel.cursor.told = max(parcel.cursor.told, parcel.header.index + parcel.header.count)
 
     def attach(self, peer: Peer | None) -> Peer | None:
         """Replace the connection, by none perhaps, so that the reader has to ask again; return the one before."""

@@ -230,6 +230,8 @@ class RunControl:
         for outbox in lane.buffer.outboxes.values():
             while outbox.peer is not None and (parcel := outbox.credit.next(outbox)) is not None:
                 if isinstance(parcel, Parcel):
+                    if parcel.skipped is not None:
+                        self.actions.append(act.Send(outbox.peer, parcel.skipped))
                     buffers = () if parcel.share is None else parcel.share.buffers
                     self.actions.append(act.Send(outbox.peer, parcel.header, buffers))
                 else:

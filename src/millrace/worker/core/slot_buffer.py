@@ -45,12 +45,15 @@ class SlotBuffer:
 
     def join(self, reader: int) -> ReaderOutbox:
         """Add a reader: it gets what is still kept, and what comes."""
-        outbox = self.outboxes[reader] = ReaderOutbox(reader, in_order=self._in_order)
+        outbox = self.outboxes[reader] = self._outbox(reader)
         for task in self.tasks.values():
             outbox.begin(task)
             task.spared = False
         self._reading = -1
         return outbox
+
+    def _outbox(self, reader: int) -> ReaderOutbox:
+        return ReaderOutbox(reader, in_order=self._in_order)
 
     def leave(self, reader: int) -> None:
         """Remove a reader for good: what it alone lacked is freed."""
@@ -111,9 +114,14 @@ class SlotBuffer:
         What is computed ahead for later epochs has half of the buffer: nobody reads it before the epoch that is being
         read is over, so it must leave room for tasks of that one that come back.
         """
-        held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
-        limit = self.limit // 2 if epoch > self._reading else self.limit - (self.bytes - held)
+        lacked = self._lacked_bytes(epoch)
+        held = sum(count for number, count in lacked.items() if number <= epoch)
+        limit = self.limit // 2 if epoch > self._reading else self.limit - (sum(lacked.values()) - held)
         return held == 0 or held + size <= limit
+
+    def _lacked_bytes(self, epoch: int) -> dict[int, int]:
+        """Bytes, by epoch, that are lacked by the reader whom a run of this epoch waits for."""
+        return self._epoch_bytes
 
     def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
         """Add a message; return False if the lease was forgotten meanwhile, or nobody lacks its outputs."""
@@ -163,7 +171,16 @@ class SlotBuffer:
             for outbox in self.outboxes.values():
                 del outbox.cursors[key]
 
+    def resize(self, limit: int) -> None:
+        """Keep at most so many bytes from now on."""
+        self.limit = limit
+
     # -- what is kept --------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether no reader lacks anything that is here, or will be."""
+        return not self.tasks
 
     @property
     def filled(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.protocol import messages as msg
-from millrace.protocol.data_messages import Delivery, Short
+from millrace.protocol.data_messages import Delivery, Short, Skipped
 from millrace.worker.core.worker_inputs import Peer
 
 
@@ -80,7 +80,7 @@ class Send(Action, frozen=True):
     """Send to a reader, behind all that it was sent before."""
 
     peer: Peer
-    header: Delivery | Short
+    header: Delivery | Short | Skipped
     buffers: Sequence[Any] = ()
 
 

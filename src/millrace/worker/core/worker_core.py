@@ -251,7 +251,7 @@ class WorkerCore:
 
     def _share_out(self) -> None:
         for lane in self.lanes.values():
-            lane.buffer.limit = self._buffer_bytes // len(self.lanes)
+            lane.buffer.resize(self._buffer_bytes // len(self.lanes))
             self.control.touch(lane)
 
     def _peer_said(self, peer: inp.Peer, message: data_messages.ToServer) -> None:
