@@ -319,7 +319,8 @@ class ConsumerCore:
 
     def _over(self, ask: io.MoreWanted, reading: EpochProgress) -> None:
         reading.end(ask.since)
-        self.actions.append(io.Over(self._unread[1] if self._unread[0] == ask.epoch else ""))
+        unread = self._unread[1] if self._unread[0] == ask.epoch else ""
+        self.actions.append(io.Over(unread or ("" if self.inbox is None else self.inbox.unfilled)))
 
     def _refuse(self, error: MillraceError | None) -> bool:
         if error is not None:
@@ -414,6 +415,7 @@ class ConsumerCore:
                 last=header.last,
                 skipped=header.skipped,
                 changed=header.changed,
+                left_out=header.left_out,
             )
             if fresh:
                 self._count(address, header.count, size)

@@ -192,7 +192,7 @@ class HandedOut(_Value, frozen=True):
 
 
 class Over(_Value, frozen=True):
-    """Answer: there is no more; ``unread``: what of the epoch nobody reads, for the user."""
+    """Answer: there is no more; ``unread``: what of the epoch nobody reads, and if that is all, why; for the user."""
 
     unread: str = ""
 

@@ -132,6 +132,8 @@ class EpochBuffer:
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.missed = 0
         """Elements that a shared window did not keep until they could be sent here."""
+        self.left_out = 0
+        """Elements that filled no round, of these tasks."""
         self._cycle, self._rounds = cycle, rounds
         self._decode = decode
         self.reruns: list[Rerun] = []
@@ -177,6 +179,7 @@ class EpochBuffer:
         last: bool,
         skipped: int = 0,
         changed: str = "",
+        left_out: int = 0,
     ) -> bool:
         """Take in a delivery; False if nothing in it was new.
 
@@ -214,6 +217,7 @@ class EpochBuffer:
             self._ended.append((task, inbox.reach))
             inbox.skipped = skipped
             self.skipped += skipped
+            self.left_out += left_out
         if fresh > 0 or ended:
             self._moved.add(task)
         return fresh > 0
@@ -292,6 +296,16 @@ class EpochBuffer:
     def finished(self) -> bool:
         """Whether everything was taken that there will be."""
         return not self.ready and self.all_here
+
+    @property
+    def unfilled(self) -> str:
+        """Sentence that says why the epoch has no rounds; empty if it has some, or there was nothing to read."""
+        if not self.left_out or self._cycle is None or self._cycle.gone_on or any(t.held for t in self._tasks.values()):
+            return ""
+        return (
+            f"epoch {self.number} is empty: its elements, {self.left_out} in all, are too few for a round, which is a "
+            "batch of one bucket for each rank; smaller batches, fewer ranks or incomplete='mix' would leave fewer out"
+        )
 
     @property
     def all_here(self) -> bool:

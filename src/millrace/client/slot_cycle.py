@@ -56,6 +56,11 @@ class SlotCycle:
         """Whether the consumer has read a task before."""
         return task in self._over
 
+    @property
+    def gone_on(self) -> bool:
+        """Whether the consumer has read a task before."""
+        return bool(self._over.low or self._over.bits)
+
     def name(self, task: int) -> None:
         """Note a task that is to be read."""
         slot = self.slot(task)

@@ -89,6 +89,8 @@ class Delivery(BulkMessage, frozen=True, tag="Delivery"):
     """With ``last``: elements of the task that ``on_error`` left out."""
     changed: str = ""
     """Of a task that was run before: a file of its source that was written since it was listed, if any is known."""
+    left_out: int = 0
+    """With ``last``: elements at the end of the epoch that filled no round of a coordinated job."""
 
 
 class Short(BulkMessage, frozen=True, tag="Short"):

@@ -31,7 +31,9 @@ def with_end(header: data_messages.ToReader, following: data_messages.ToReader) 
         return None
     ends = following.last and not following.count and following.index == header.index + header.count
     same = (header.epoch, header.task, header.lease) == (following.epoch, following.task, following.lease)
-    return msgspec.structs.replace(header, last=True, skipped=following.skipped) if ends and same else None
+    if not (ends and same):
+        return None
+    return msgspec.structs.replace(header, last=True, skipped=following.skipped, left_out=following.left_out)
 
 
 class PeerConnection:

@@ -107,3 +107,16 @@ def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_
         service.kill("w1")
         steps += ranks.steps()
         check(steps, "mix")
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_an_epoch_too_small_for_a_round_is_empty_and_each_rank_is_told_why(service):
+    few = mr.Dataset.range(5).map(grown).padded_batch(4, padding_values=-1)
+    with ExitStack() as stack:
+        ranks = Ranks(stack, service, few, job_name="few")
+
+        def warned(epoch):
+            with pytest.warns(mr.MillraceWarning, match=r"epoch 0 is empty: its elements, 5 in all, are too few"):
+                return list(epoch)
+
+        assert [warned(epoch) for epoch in ranks.epochs] == [[]] * RANKS

@@ -267,3 +267,13 @@ def test_an_input_without_rounds_that_a_state_has_is_not_over_before_those_in_fr
         cycle.name(task)
     assert 20 in tail_inputs(21, 23)
     assert cycle.current(lambda _: False, lambda _: True) == 16, "as for a rank that was not interrupted"
+
+
+@pytest.mark.parametrize(("task", "count", "over", "words"), [(0, 0, [], "5 in all"), (0, 1, [], ""), (1, 0, [0], "")])
+def test_an_epoch_without_a_round_says_why_unless_one_was_read_before(task, count, over, words):
+    inbox = buffer(tasks=1, over=TaskSet.of(over))
+    inbox.assign(task, 1, "a:1")
+    assert not inbox.unfilled
+    inbox.accept(task, 0, count, ["0:0"] * count, 1, "a:1", last=True, left_out=5)
+    assert words in inbox.unfilled
+    assert bool(inbox.unfilled) == bool(words)

@@ -8,11 +8,11 @@ from millrace.protocol.data_messages import Delivery, Short
 from millrace.worker.delivery_server import PeerConnection, with_end
 
 OUTPUTS = Delivery(0, 3, 7, index=4, count=2, changed="a file")
-END = Delivery(0, 3, 7, index=6, count=0, last=True, skipped=5, changed="a file")
+END = Delivery(0, 3, 7, index=6, count=0, last=True, skipped=5, changed="a file", left_out=2)
 
 
 def test_the_end_of_a_task_joins_its_last_outputs():
-    assert with_end(OUTPUTS, END) == Delivery(0, 3, 7, 4, 2, last=True, skipped=5, changed="a file")
+    assert with_end(OUTPUTS, END) == Delivery(0, 3, 7, 4, 2, last=True, skipped=5, changed="a file", left_out=2)
 
 
 @pytest.mark.parametrize(

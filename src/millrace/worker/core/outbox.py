@@ -51,6 +51,11 @@ class TaskBuffer:
         """Number of the first output that is kept, or of the next one."""
         return self.messages[0].index if self.messages else self.end
 
+    def header(self, index: int, count: int, *, last: bool) -> Delivery:
+        """Make the header of some outputs, or of the mark of the end."""
+        ended = (self.skipped, self.left_out) if last else (0, 0)
+        return Delivery(*self.key, self.lease, index, count, last, ended[0], self.changed, ended[1])
+
 
 @dataclass(slots=True, eq=False)
 class ReaderCursor:
@@ -170,12 +175,10 @@ class ReaderOutbox:
             if (unsent := cursor.unsent) and not cursor.done:
                 message = task.messages[cursor.sent - task.freed]
                 last = task.finished and unsent == 1 and message.index + message.count == task.end
-                skipped = task.skipped if last else 0
-                header = Delivery(*key, task.lease, message.index, message.count, last, skipped, task.changed)
+                header = task.header(message.index, message.count, last=last)
                 return Parcel(cursor, header, message.share(self.reader), self._gap(cursor, message.index))
             if task.finished and not cursor.end_sent:
-                header = Delivery(*key, task.lease, task.end, 0, True, task.skipped, task.changed)
-                return Parcel(cursor, header, None, self._gap(cursor, task.end))
+                return Parcel(cursor, task.header(task.end, 0, last=True), None, self._gap(cursor, task.end))
         return None
 
     def _gap(self, cursor: ReaderCursor, upto: int) -> Skipped | None:
