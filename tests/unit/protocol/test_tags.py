@@ -67,6 +67,7 @@ TAGS = {
         "Delivery",
         "Leftovers",
         "Short",
+        "Skipped",
     },
 }
 
