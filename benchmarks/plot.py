@@ -97,8 +97,15 @@ TARGETS = (
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
     Target("padding of packed rows", "packing", "padding", _PACKED, most=0.01),
     *(
-        Target(f"tokens packed a second, of {kind}", "packing", "tokens", _PACKED, f"{_DOCUMENTS}, {kind}", least=1.0)
-        for kind in ("packed by Grain, first fit", "packed by Grain, best fit")
+        Target(
+            f"tokens packed a second, of Grain's, {fit}",
+            "packing",
+            "tokens",
+            _PACKED,
+            f"{_DOCUMENTS}, packed by Grain, {fit}",
+            least=1.0,
+        )
+        for fit in ("first fit", "best fit")
     ),
     Target(
         "CPU time of a service, of the same in process",
