@@ -295,8 +295,10 @@ def _undivided(state: State, job: Job, number: int) -> int:
 
 
 def _unfilled(job: Job) -> int:
-    """Count the elements of all epochs that filled no round of all ranks."""
-    return job.left_out + sum(count for epoch in job.epochs.values() for count in epoch.left_out.values())
+    """Count the elements that filled no round of all ranks, of all epochs that somebody has begun."""
+    begun = max((place.epoch for place in job.consumers.values()), default=-1)  # others are only being prepared
+    read = [epoch for number, epoch in job.epochs.items() if number <= begun]
+    return job.left_out + sum(count for epoch in read for count in epoch.left_out.values())
 
 
 def _visits(state: State, job: Job, number: int) -> list[str]:

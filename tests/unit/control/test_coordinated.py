@@ -11,6 +11,7 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.snapshot import plain
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskDone, TaskForgone
+from millrace.dispatcher.status_report import status
 from millrace.planning.checkpoint import Checkpoint, TasksRead
 from millrace.protocol import messages as msg
 
@@ -348,6 +349,19 @@ def test_what_filled_no_round_is_counted_once_however_often_the_task_runs():
         service.read(peer, 0)
         service.begin(peer, 1)
     assert service.state.jobs["a"].left_out == 5
+
+
+def test_the_status_does_not_count_what_is_left_out_of_an_epoch_that_nobody_has_begun():
+    service = start(workers=1, tasks=1, epochs=2)
+    worker = service.workers["w0"]
+    service.plan_tasks(worker)
+    for number, lease in list(worker.leases.items()):
+        worker.finished["a", lease.ref.epoch, 0], worker.outputs["a", lease.ref.epoch, 0] = number, ["x"]
+        service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number, 1, left_out=5)))
+    worker.leases.clear()
+    assert [each.left_out for each in service.state.jobs["a"].epochs.values()] == [{0: 5}, {0: 5}]
+    (job,) = status(service.state, service.observed, service.now)["jobs"]
+    assert job["left_out"] == 5
 
 
 def test_it_is_restored_from_its_journal_in_the_middle():
