@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from millrace.elements.recycled_arrays import Bytes, export
 from millrace.errors import ProtocolError
@@ -36,8 +37,8 @@ _SHOWN_BYTES = 256 << 10
 """Least size in bytes of a range worth mapping in another process; copying less costs less."""
 _BETWEEN_BYTES = 4 << 10
 """Largest gap in bytes between two views of one range: the heads of messages."""
-_THERE, _OF_A_FILE = 1 << 63, 1 << 61
-"""Bits of a page in /proc/self/pagemap: present, and file-mapped or shared memory."""
+_THERE, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61
+"""Bits of a page in /proc/self/pagemap: present, swapped out, and file-mapped or shared memory."""
 _SAFE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010})
 """File systems of this machine itself: ext4, XFS, Btrfs, tmpfs, overlay, F2FS."""
 
@@ -61,17 +62,27 @@ class Mapping:
     Args:
         fd: the file; it may be closed afterwards.
         size: bytes to map, from the file's start.
+        private: nobody else sees what is written here: the system copies a page that is written to.
 
     Raises:
         OSError: it cannot be mapped.
     """
 
-    __slots__ = ("__weakref__", "address", "kind")
+    __slots__ = ("__weakref__", "address", "kind", "private")
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.address = _map(fd, 0, size, mmap.MAP_SHARED)
+    def __init__(self, fd: int, size: int, *, private: bool = False) -> None:
+        self.address = _map(fd, 0, size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
         weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
         self.kind = ctypes.c_ubyte * size
+        self.private = private
+
+    def revert(self) -> None:
+        """Let go of what was written to a private mapping: it shows the file's bytes again."""
+        size = ctypes.sizeof(self.kind)
+        pages = _pages(self.address, self.address + size)
+        # Where nothing was written all stays mapped: to map pages again costs as much as to copy them.
+        if pages is None or bool(np.any((pages & (_THERE | _SWAPPED) != 0) & (pages & _OF_A_FILE == 0))):
+            _libc.madvise(self.address, size, mmap.MADV_DONTNEED)
 
     def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
         """View the whole mapping as an array; ``finalizer(argument)`` is called when the last view of it has died."""
@@ -245,15 +256,21 @@ def _untouched(address: int, size: int) -> bool:
 
 def _states(begin: int, end: int) -> tuple[bool, bool] | None:
     """Whether all pages between two addresses are (present, a file's); None: the system doesn't say."""
+    pages = _pages(begin, end)
+    if pages is None:
+        return None
+    all_of = int(np.bitwise_and.reduce(pages))
+    return bool(all_of & _THERE), bool(all_of & _OF_A_FILE)
+
+
+def _pages(begin: int, end: int) -> npt.NDArray[np.uint64] | None:
+    """Bits of each page between two addresses; None: the system doesn't say."""
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             found = os.pread(pages.fileno(), 8 * (end - begin) // _PAGE, 8 * begin // _PAGE)
     except OSError:  # as in some sandboxes
         return None
-    if len(found) < 8 * (end - begin) // _PAGE:
-        return None
-    all_of = int(np.bitwise_and.reduce(np.frombuffer(found, np.uint64)))
-    return bool(all_of & _THERE), bool(all_of & _OF_A_FILE)
+    return None if len(found) < 8 * (end - begin) // _PAGE else np.frombuffer(found, np.uint64)
 
 
 def stays_readable(fd: int) -> bool:

@@ -8,7 +8,8 @@ again. Nobody unlinks anything: what neither side maps any more is gone, whoever
 Two rules keep a view's bytes from ever changing under it. Memory that may still be seen on the other side after the
 worker has lost track of it (the connection ended, the consumer forked) is *retired*: never written again, and given up
 as soon as the worker itself lets go. And bytes that were lent once are lent no second time, but copied, so that a
-consumer that writes into its batch changes nobody else's.
+consumer that writes into its batch changes nobody else's. What several consumers are sent is lent to each, once; they
+map it privately, so that each writes to pages of its own.
 
 Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
 kill a reader by SIGBUS. (Files of a cache, which :mod:`millrace.wire.data.fd_passing` passes as well, can't be sealed.)
@@ -55,7 +56,7 @@ class Segment:
         mapping: in this process.
         views: number of live arrays over it in this process.
         loans: number of loans that are not over.
-        lent: (start, stop) of each loan, in bytes, since the segment was last allocated.
+        lent: (start, stop, borrower) of each loan, in bytes, since the segment was last allocated.
         retired: it will not be written again.
     """
 
@@ -76,7 +77,7 @@ class Segment:
         self.views = 0
         self.loans = 0
         self.retired = False
-        self.lent: list[tuple[int, int]] = []
+        self.lent: list[tuple[int, int, object]] = []
 
 
 class Arena:
@@ -127,10 +128,11 @@ class Arena:
             while self._free:
                 self._give_up(self._free.pop())
 
-    def lend(self, view: Bytes) -> tuple[Segment, int] | None:
-        """Lend ``view`` until :meth:`give_back`: (segment, offset); None if it has to be copied.
+    def lend(self, view: Bytes, borrower: object = None) -> tuple[Segment, int] | None:
+        """Lend ``view`` until :meth:`take_back`: (segment, offset); None if it has to be copied.
 
-        Memory outside of all segments cannot be lent, nor can memory that was lent before.
+        Memory outside of all segments cannot be lent, nor can memory that was lent before: to a ``borrower``, who maps
+        it privately, what only others of these were lent can be.
         """
         address = view.__array_interface__["data"][0]
         with self._lock:
@@ -143,9 +145,10 @@ class Arena:
             stop = start + view.nbytes
             if stop > segment.size or segment.retired:
                 return None
-            if any(start < other_stop and other < stop for other, other_stop in segment.lent):
-                return None
-            segment.lent.append((start, stop))
+            for other, other_stop, who in segment.lent:
+                if start < other_stop and other < stop and (borrower is None or who is None or who is borrower):
+                    return None
+            segment.lent.append((start, stop, borrower))
             segment.loans += 1
             return segment, start
 
@@ -250,9 +253,11 @@ class BorrowedSegments:
     def __init__(self) -> None:
         self._maps: dict[int, Mapping] = {}
         self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._private: dict[int, Mapping] = {}  # of loans that are not over, what is mapped privately
 
-    def adopt(self, number: int, size: int, fd: int) -> None:
-        """Map a segment; ``fd`` is closed.
+    def adopt(self, number: int, size: int, fd: int, *, private: bool = False) -> None:
+        """Map a segment, ``private`` if others are lent it, too; ``fd`` is closed.
 
         Raises:
             ProtocolError: if it has fewer bytes, or could lose some.
@@ -262,7 +267,7 @@ class BorrowedSegments:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if os.fstat(fd).st_size < size or not sealed:
                 raise ProtocolError(f"the peer passed memory that does not hold {size} bytes for good")
-            self._maps[number] = Mapping(fd, size)
+            self._maps[number] = Mapping(fd, size, private=private)
         finally:
             os.close(fd)
 
@@ -278,7 +283,11 @@ class BorrowedSegments:
         """
         if number not in self._maps:
             raise ProtocolError(f"the peer lent memory of segment {number}, which it has not passed")
-        return self._maps[number].bytes(self._over.put, (loan, _forks))
+        mapping = self._maps[number]
+        if mapping.private:
+            with self._lock:
+                self._private[loan] = mapping
+        return mapping.bytes(self._over.put, (loan, _forks))
 
     def take_ended(self) -> tuple[list[int], list[int]]:
         """Take the loans that ended since the last call: (nobody sees them any more, a forked child may)."""
@@ -290,3 +299,7 @@ class BorrowedSegments:
             except Empty:
                 return returned, doubtful
             (returned if forks == _forks else doubtful).append(loan)
+            with self._lock:
+                mapping = self._private.pop(loan, None)
+                if mapping is not None and mapping not in self._private.values():
+                    mapping.revert()  # before the peer hears of it, and writes again

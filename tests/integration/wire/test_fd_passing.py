@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from array import array
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,10 +44,14 @@ NOTE = msgspec.msgpack.Decoder(Note)
 
 
 class Giver:
-    """A server that sends batches of its arena; ``answer`` makes the buffers for a number that the client sends."""
+    """A server that sends batches of its arena; ``answer`` makes the buffers for a number that the client sends.
 
-    def __init__(self, answer, limit=64 * MIB, **options):
+    ``shared``: others are sent the same.
+    """
+
+    def __init__(self, answer, limit=64 * MIB, *, shared=False, **options):
         self.arena = Arena(limit)
+        self.shared = shared
         self.answer = answer
         self.notes = []
         self.server = DataServer("127.0.0.1", self.serve, arena=self.arena, **options)
@@ -55,7 +60,7 @@ class Giver:
         while True:
             note, _ = connection.receive(NOTE)
             self.notes.append(note)
-            connection.send(note, self.answer(self.arena, note.number))
+            connection.send(note, self.answer(self.arena, note.number), shared=self.shared)
 
     def __enter__(self):
         return self
@@ -602,3 +607,91 @@ def test_close_wakes_both_ends():
         connection.close()
         thread.join(PROMPTLY_S)
         assert not thread.is_alive()
+
+
+# -- several readers of the same bytes ---------------------------------------------------------------------------------
+
+READER = """
+import sys
+import msgspec
+from millrace.elements import codec
+from millrace.wire.data.data_connection import open_data_connection
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    number: int = 0
+
+decoder, held = msgspec.msgpack.Decoder(Note), []
+with open_data_connection(sys.argv[1]) as connection:
+    for line in sys.stdin:
+        word, number = line.split()
+        if word == "read":
+            connection.send(Note(int(number)))
+            _, payload = connection.receive(decoder)
+            held = codec.decode(payload)
+            del payload
+        elif word == "write":
+            held[0]["x"][:] = int(number)
+        elif word == "drop":
+            held = []
+            connection.send(Note(-1))
+            connection.receive(decoder)
+        print(*(int(each["x"].min()) + int(each["x"].max()) for each in held), flush=True)
+"""
+
+
+class OtherProcess:
+    """A reader in a process of its own, which says the sum of the least and the largest byte that it sees."""
+
+    def __init__(self, address):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", READER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def does(self, word, number=0):
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{word} {number}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def test_what_one_process_writes_into_shared_bytes_no_other_one_sees():
+    made: list[Any] = []
+
+    def answer(arena, number):
+        while number >= len(made):
+            made.append(batch(arena, 10 * len(made) + 10))
+        return made[number] if number >= 0 else []
+
+    with (
+        Giver(answer, shared=True) as giver,
+        OtherProcess(giver.server.address) as one,
+        OtherProcess(giver.server.address) as two,
+    ):
+        assert one.does("read", 0) == "20"
+        assert one.does("write", 99) == "198"
+        assert two.does("read", 0) == "20", "the other one writes before this one reads"
+        assert two.does("write", 50) == "100"
+        assert one.does("write", 98) == "196", "and both at a time"
+        assert two.does("look") == "100"
+        used = giver.arena.bytes
+        assert used < 2 * MIB, "they have the same memory"
+
+        made[0] = None
+        assert one.does("drop") == ""
+        answer(giver.arena, 1)
+        assert giver.arena.bytes > used, "the other one still looks at it"
+        assert two.does("drop") == ""
+        before = giver.arena.bytes
+        assert one.does("read", 2) == two.does("read", 2) == "60", "memory that both wrote to holds another batch"
+        assert giver.arena.bytes == before

@@ -28,23 +28,23 @@ def taken(arena):
 
 
 class Reader:
-    """A consumer at the other end of a connection, without the connection."""
+    """A consumer at the other end of a connection, without the connection; ``private``: others are lent the same."""
 
-    def __init__(self, arena):
-        self.arena = arena
+    def __init__(self, arena, *, private=False):
+        self.arena, self.private = arena, private
         self.window = BorrowedSegments()
         self.loans = {}
         self.shown = set()
 
     def receive(self, view):
         """What the consumer sees of ``view``; None if it can't be lent."""
-        found = self.arena.lend(view)
+        found = self.arena.lend(view, self.window if self.private else None)
         if found is None:
             return None
         segment, start = found
         if segment.number not in self.shown:
             self.shown.add(segment.number)
-            self.window.adopt(segment.number, segment.size, os.dup(segment.fd))
+            self.window.adopt(segment.number, segment.size, os.dup(segment.fd), private=self.private)
         number = len(self.loans)
         self.loans[number] = segment
         return self.window.view(segment.number, number)[start : start + view.nbytes]
@@ -134,6 +134,55 @@ def test_nothing_is_lent_twice():
     assert reader.receive(array[1000:2000]) is not None, "other bytes"
     assert reader.receive(array[999:1001]) is None
     assert reader.receive(array) is None
+
+
+def test_what_several_are_lent_each_is_lent_once():
+    arena = Arena(4 << 20)
+    one, two = Reader(arena, private=True), Reader(arena, private=True)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    assert one.receive(array) is not None
+    assert two.receive(array[:1000]) is not None
+    assert one.receive(array[:1000]) is None
+    alone = Reader(arena)
+    assert alone.receive(array) is None, "it would write to what others see"
+    other = arena.allocate((SIZE,), np.dtype(np.uint8))
+    assert alone.receive(other) is not None
+    assert one.receive(other) is None, "it may have been written to"
+
+
+def test_what_one_writes_to_bytes_of_several_no_other_one_sees():
+    arena = Arena(SIZE)
+    one, two = Reader(arena, private=True), Reader(arena, private=True)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 9
+    first = one.receive(array)
+    first[:] = 1
+    second = two.receive(array)
+    second[:5000] = 2
+    assert (array == 9).all()
+    assert (first == 1).all()
+    assert (second[5000:] == 9).all()
+    del array, first, second
+    one.give_back()
+    assert arena.take(SIZE) is None, "the other one has not given it back"
+    two.give_back()
+    again = taken(arena)
+    again[:] = 5
+    for reader in one, two:
+        assert (reader.receive(again) == 5).all(), "what was written before is gone"
+
+
+def test_parts_of_one_segment_are_reverted_once_all_are_given_back():
+    arena = Arena(SIZE)
+    reader = Reader(arena, private=True)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 9
+    first, second = reader.receive(array[:5000]), reader.receive(array[5000:])
+    first[:] = 1
+    second[:] = 2
+    del first
+    reader.give_back()
+    assert (second == 2).all()
 
 
 def test_foreign_memory_is_not_lent():
@@ -280,12 +329,14 @@ def test_what_is_free_can_be_given_up():
 
 
 class Lending(RuleBasedStateMachine):
-    """A worker that writes batches and lends them, and consumers that keep some, in any order."""
+    """A worker that writes batches and lends them, and consumers that keep some and write to them, in any order."""
+
+    private = False
 
     def __init__(self):
         super().__init__()
         self.arena = Arena(4 * LEAST_BYTES)
-        self.readers = [Reader(self.arena), Reader(self.arena)]
+        self.readers = [Reader(self.arena, private=self.private), Reader(self.arena, private=self.private)]
         self.written = []
         self.kept = []
         self.stamp = 0
@@ -309,6 +360,15 @@ class Lending(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_in_worker(self, data):
         self.written.pop(data.draw(st.integers(0, len(self.written) - 1)))
+
+    @precondition(lambda self: self.private and self.kept)
+    @rule(data=st.data())
+    def write_in_consumer(self, data):
+        number = data.draw(st.integers(0, len(self.kept) - 1))
+        view, _ = self.kept[number]
+        self.stamp += 1
+        view[::4096] = self.stamp % 251
+        self.kept[number] = view, self.stamp % 251
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())
@@ -337,5 +397,13 @@ class Lending(RuleBasedStateMachine):
         assert 0 <= self.arena.bytes <= self.arena.limit
 
 
+class SharedLending(Lending):
+    """The same, of batches that both consumers may be lent."""
+
+    private = True
+
+
+TestSharedLending = SharedLending.TestCase
+TestSharedLending.settings = settings(max_examples=60, stateful_step_count=40)
 TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=60, stateful_step_count=40)

@@ -89,8 +89,15 @@ class DataConnection:
         """Whether :meth:`close` was called, here or because of an error."""
         return self._closed
 
-    def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | npt.NDArray[Any]] = ()) -> int:
+    def send(
+        self, header: msgspec.Struct, buffers: Iterable[Buffer | npt.NDArray[Any]] = (), *, shared: bool = False
+    ) -> int:
         """Send a frame without copying; block while the peer has no room. Return the size of its payload in bytes.
+
+        Args:
+            header: of the frame.
+            buffers: its payload.
+            shared: others are sent the same buffers, or may be: on one host each maps them privately.
 
         Raises:
             ProtocolError: the header is over 1 MiB; nothing was sent and the connection is still good.
@@ -98,7 +105,7 @@ class DataConnection:
         """
         with self._sending, self.borrowed("send") as sock:
             if self._local is not None:
-                return self._local.send(header, buffers)
+                return self._local.send(header, buffers, shared=shared)
             return send_frame(sock, header, buffers, self._compression)
 
     def receive(

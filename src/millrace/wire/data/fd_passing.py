@@ -68,6 +68,7 @@ class Preamble(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         doubtful: loans that are over here, but a forked child may still see what was lent.
         ranges: (number, start, bytes) of each range of a file whose descriptor comes along, behind those of segments;
             numbers are none of a loan's.
+        private: the segments that come along are lent to others, too, and are to be mapped privately.
     """
 
     parts: list[PayloadPart] = []
@@ -77,6 +78,7 @@ class Preamble(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     returned: list[int] = []
     doubtful: list[int] = []
     ranges: list[tuple[int, int, int]] = []
+    private: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -98,17 +100,26 @@ class FdChannel:
         self._arena = arena
         self._borrowed = BorrowedSegments()
         self._lent: dict[int, Segment] = {}
-        self._shown: set[int] = set()
+        self._shown: dict[int, bool] = {}  # segments that the peer has mapped, whether privately
         self._numbers = count()
+        self._borrower = object()
 
-    def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
-        """Send like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
+    def send(
+        self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = (), *, shared: bool = False
+    ) -> int:
+        """Send like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more.
+
+        Args:
+            header: of the frame.
+            buffers: its payload.
+            shared: others are sent the same buffers, or may be.
+        """
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._borrowed.take_ended()
-        load = _PayloadLayout() if self._arena is None else self._lay_out(self._arena, views)
+        load = _PayloadLayout() if self._arena is None else self._lay_out(self._arena, views, shared=shared)
         while True:
             preamble = _encoder.encode(
-                Preamble(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges)
+                Preamble(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges, shared)
             )
             if load.parts and len(preamble) > MAX_PREAMBLE_BYTES:
                 self._take_back(load)
@@ -132,13 +143,13 @@ class FdChannel:
         if rest:
             send_all(self._sock, [rest])
 
-    def _lay_out(self, arena: Arena, views: list[Bytes]) -> _PayloadLayout:
-        load = _PayloadLayout()
+    def _lay_out(self, arena: Arena, views: list[Bytes], *, shared: bool) -> _PayloadLayout:
+        load = _PayloadLayout(shared=shared)
         if sum(map(len, views)) < _COPIED_TOTAL:
             return load
-        if gone := arena.removed(self._shown):
-            self._shown -= gone
-            load.gone += gone
+        for number in arena.removed(set(self._shown)):
+            del self._shown[number]
+            load.gone.append(number)
         places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
         self._show(views, places, load)
         self._copy(arena, views, places, load)
@@ -157,15 +168,18 @@ class FdChannel:
         """Lend ``view``, if it can be lent from where it lies: (loan, start)."""
         if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
             return None
-        found = arena.lend(view)
+        found = arena.lend(view, self._borrower if load.shared else None)
         if found is None:
             return None
         segment, start = found
+        if self._shown.get(segment.number, load.shared) != load.shared:
+            arena.take_back(segment)
+            return None
         loan = next(self._numbers)
         self._lent[loan] = segment
         load.loans.append((loan, segment.number))
         if segment.number not in self._shown:
-            self._shown.add(segment.number)
+            self._shown[segment.number] = load.shared
             load.segments.append((segment.number, segment.size))
             load.descriptors.append(segment.fd)
         return loan, start
@@ -272,7 +286,7 @@ class FdChannel:
         for number, size in preamble.segments:
             if size <= 0:
                 raise ProtocolError(f"the peer passed a segment of {size} bytes")
-            self._borrowed.adopt(number, size, self._descriptors.pop(0))
+            self._borrowed.adopt(number, size, self._descriptors.pop(0), private=preamble.private)
         return preamble
 
     def _fetch(self, view: memoryview) -> int:
@@ -304,7 +318,8 @@ class FdChannel:
 class _PayloadLayout:
     """Load of a frame, as it is put together; the attributes are those of :class:`Preamble`, and what comes along."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
         self.parts: list[PayloadPart] = []
         self.loans: list[tuple[int, int]] = []
         self.segments: list[tuple[int, int]] = []
