@@ -68,6 +68,7 @@ class ReaderCursor:
         end_sent: the mark of the end was sent on that connection.
         told: one past the last output that it was sent on that connection, or had before, or was told to do without.
         done: the reader has all that can come.
+        spared: likewise, or it will read no further, says the dispatcher of this reader alone.
     """
 
     task: TaskBuffer
@@ -77,6 +78,11 @@ class ReaderCursor:
     end_sent: bool = False
     done: bool = False
     told: int = 0
+    spared: bool = False
+
+    def spare(self) -> None:
+        """Let the reader have no more, though others do."""
+        self.done = self.spared = True
 
     def acknowledge(self, upto: int) -> None:
         """Note that the reader has the outputs below ``upto``."""
@@ -92,7 +98,7 @@ class ReaderCursor:
     def read(self, start: int) -> None:
         """Have the outputs from ``start`` on sent, those too that another process in the reader's place had."""
         self.wanted, self.told = True, start
-        if not self.task.spared:
+        if not (self.task.spared or self.spared):
             self.received, self.done = self.task.freed, False
         self.rewind()
         self.acknowledge(start)
@@ -169,10 +175,10 @@ class ReaderOutbox:
         """Find the next thing to send; the caller says :meth:`sent` before anything else changes."""
         for key in sorted(self.cursors) if self._in_order else self.cursors:
             cursor = self.cursors[key]
-            if not cursor.wanted:
+            if not cursor.wanted or cursor.spared:
                 continue
             task = cursor.task
-            if (unsent := cursor.unsent) and not cursor.done:
+            if unsent := cursor.unsent:
                 message = task.messages[cursor.sent - task.freed]
                 last = task.finished and unsent == 1 and message.index + message.count == task.end
                 header = task.header(message.index, message.count, last=last)
@@ -215,7 +221,7 @@ class ReaderOutbox:
     @property
     def waiting(self) -> bool:
         """Whether the reader would take more at once: it has asked, and all there was is on its way."""
-        wanted = [cursor for cursor in self.cursors.values() if cursor.wanted and not cursor.done]
+        wanted = [cursor for cursor in self.cursors.values() if cursor.wanted and not cursor.spared]
         return bool(wanted) and not any(cursor.unsent for cursor in wanted)
 
 

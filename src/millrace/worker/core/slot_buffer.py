@@ -75,15 +75,17 @@ class SlotBuffer:
                 if key not in self.tasks:
                     self._read_out[key] = cursor.task.lease
 
-    def lacks(self, key: TaskKey, lease: int, start: int) -> bool:
+    def lacks(self, key: TaskKey, lease: int, start: int, outbox: ReaderOutbox | None = None) -> bool:
         """Whether outputs of this lease from ``start`` on are not kept any more, as all readers acknowledged them.
 
-        Who asks for them all the same has the place of another process in a journal that is newer than the one that the
-        dispatcher was started on.
+        Or not for this one, as was said. Who asks for them all the same has the place of another process in a journal
+        that is newer than the one that the dispatcher was started on.
         """
         if not self.has(key, lease):
             return self._read_out.get(key) == lease
         task = self.tasks[key]
+        if outbox is not None and outbox.cursors[key].spared:
+            return not task.spared
         return not task.spared and task.freed > 0 and start < task.first
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
@@ -106,7 +108,8 @@ class SlotBuffer:
         task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed, spared=not self.outboxes)
         for reader, outbox in self.outboxes.items():
             outbox.begin(task)
-            outbox.cursors[key].done |= bool(readers) and reader not in readers
+            if readers and reader not in readers:
+                outbox.cursors[key].spare()
 
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.
@@ -153,7 +156,9 @@ class SlotBuffer:
         task = self.tasks.get(key)
         if task is not None:
             for reader, outbox in self.outboxes.items():
-                outbox.cursors[key].done |= not readers or reader in readers
+                if reader in readers:
+                    outbox.cursors[key].spare()
+                outbox.cursors[key].done |= not readers
             self._free(task)
             self._settle(task)
 

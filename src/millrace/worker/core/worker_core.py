@@ -271,7 +271,7 @@ class WorkerCore:
             case data_messages.Credit(bytes=count, share=share):
                 outbox.credit.grant(count, share)
             case data_messages.Read(epoch=epoch, task=task, lease=lease, start=start):
-                if lane.buffer.lacks((epoch, task), lease, start):
+                if lane.buffer.lacks((epoch, task), lease, start, outbox):
                     self._revoke(msg.TaskRef(lane.job, epoch, task), lease)
                 else:
                     lane.buffer.read(outbox, (epoch, task), lease, start)

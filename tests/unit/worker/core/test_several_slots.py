@@ -128,3 +128,26 @@ def test_what_filled_no_round_is_told_at_the_end_and_again_when_the_session_come
     driver.feed(inp.RunEnded(lane, inp.RunFinished(1, left_out=3)))
     assert [each.left_out for each in driver.told()] == [3]
     assert [each.left_out for each in driver.core.held()] == [3]
+
+
+def test_who_was_let_go_and_asks_all_the_same_holds_nothing_back_and_has_the_task_run_again(driver):
+    lane = begin(driver, 0, 1)
+    put(driver, lane, 0)
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 0)], [1]))
+    connect(driver, "c1", 1, [(0, 1)])
+    driver.say("c1", Credit(100, slot=0))
+    assert driver.sent() == []
+    assert driver.core.stopping() == {1}, "an older journal may not know that"
+
+
+def test_who_was_let_go_is_not_told_of_an_end_that_it_has_not_read(driver):
+    lane = begin(driver, 0, 1, readers=[0])
+    put(driver, lane, 0)
+    driver.finish(lane, 1)
+    connect(driver, "c0", 0, [(0, 1)])
+    driver.say("c0", Received(0, 0, 1, complete=True))
+    lane = begin(driver, 2, 2, readers=[0])
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 2)], [0]))
+    connect(driver, "c1", 1, [(2, 2)])
+    driver.finish(lane, 1)
+    assert driver.sent() == []
