@@ -21,6 +21,7 @@ from millrace.simulation.drawn_failures import check_before
 from millrace.simulation.job_history import EpochHistory, JobHistory
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
+from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.state_invariants import check_bounds, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
 
@@ -66,6 +67,7 @@ class Invariants:
         self._given_up: set[str] = set()
         self._journal: list[Event] = []
         self._saved: dict[str, tuple[int, set[int]]] = {}
+        self.rounds = RoundInvariants()
         self.caches = CacheInvariants(cluster)
         self.pool = PoolInvariants(cluster)
 
@@ -101,11 +103,14 @@ class Invariants:
             # It does not know yet, and what it does is void; unless the dispatcher dies before that is durable.
             history.void.update((bare(element), consumer.client) for output in outputs for element in output)
             return
-        before = history.at.get(consumer.client, -1)
-        if job.spec.deterministic and task < before:
+        before, pipeline = history.at.get(consumer.client, -1), self._cluster.pipelines[job.spec.structure]
+        if job.spec.coordinated:
+            wrong = self.rounds.yielded(consumer, epoch, outputs, pipeline.plan)
+            if wrong and not self._cluster.older_journal.came_again(consumer.client):
+                raise Violation(wrong)
+        elif job.spec.deterministic and task < before:
             raise Violation(f"task {task} of epoch {epoch} of job {job.spec.name} was read after task {before}")
         history.at[consumer.client] = task
-        pipeline = self._cluster.pipelines[job.spec.structure]
         values = pipeline.epoch_of_values(epoch, -1 if history.reused is None else history.reused)
         for output in outputs:
             self.elements += len(output)
@@ -126,15 +131,21 @@ class Invariants:
         """Somebody stopped before the epoch's end, or came in the place of another, whose state nobody has."""
         return self._history(consumer).epoch(epoch).interrupted
 
-    def saved(self, consumer: SimulatedConsumer, epoch: int) -> None:
-        """All ranks of the consumer's job have saved their states."""
-        self._saved[consumer.spec.name] = epoch, set(self._history(consumer).epoch(epoch).yielded)
+    def saved(self, ranks: Sequence[SimulatedConsumer], epoch: int) -> None:
+        """All ranks of a job have saved their states."""
+        self._saved[ranks[0].spec.name] = epoch, set(self._history(ranks[0]).epoch(epoch).yielded)
+        self.rounds.saved(ranks, epoch)
 
     def ended(self, consumer: SimulatedConsumer, epoch: int, steps: int) -> None:
         """Note that the consumer has read the epoch to its end, in so many steps."""
-        history = self._history(consumer).epoch(epoch)
+        job = self._history(consumer)
+        history = job.epoch(epoch)
         if consumer.consumer in history.dealt.values():  # else it came when others had its part
             history.steps[consumer.client] = steps
+        if job.spec.coordinated and consumer.client not in self._given_up:
+            wrong = self.rounds.ended(consumer, epoch, whole=not job.skipped)
+            if wrong and not self._cluster.older_journal.came_again(consumer.client):
+                raise Violation(wrong)
         pipeline = self._cluster.pipelines[consumer.spec.structure]
         if pipeline.plan.length is None and pipeline.fruitful != frozenset():
             raise Violation(f"epoch {epoch} of {consumer.name} has no end, and was read to its end")
@@ -184,6 +195,7 @@ class Invariants:
         pipeline = self._cluster.pipelines[spec.structure]
         held_back = spec.equal_steps and not pipeline.plan_for(spec).equal  # what others have no more of is not used
         exact = spec.visitation == "exactly_once" and not (held_back or history.resumed or job.skipped)
+        exact = exact and not spec.coordinated
         if exact and owner == consumer.consumer:
             came = history.yielded.keys() | history.void.keys()
             check_before(failure, pipeline, spec, consumer.consumer, epoch, came, history.dropped)
@@ -267,6 +279,9 @@ class Invariants:
         history = job.epoch(number)
         owner = history.dealt.get(task, -1)
         by_choice = job.reads.get(owner, -1) > number or job.spec.visitation != "exactly_once"
+        if job.spec.coordinated:
+            ranks = range(job.spec.num_consumers or 1)
+            by_choice = all(job.reads.get(rank, -1) > number or rank in history.said for rank in ranks)
         by_choice |= (
             self._cluster.older_journal.refused or job.spec.equal_steps
         )  # what one has more than others is left out, and counted as that
@@ -314,7 +329,7 @@ class Invariants:
         if history.dropped and not (history.interrupted or loose):
             raise Violation(f"tasks {sorted(history.dropped)} of {where} were dropped, though all read to the end")
         if history.resumed:
-            self._complete_resumed(job, history, where)
+            self._complete_resumed(job, number, where)
             return
         came = history.yielded.keys() | {each for each, client in history.void.items() if client not in self._given_up}
         lost = set()
@@ -325,18 +340,30 @@ class Invariants:
                 absent -= history.received  # and were lost with whoever had them
             if absent and not self._excused(job, history, plan, index, loose=loose):
                 lost |= absent
-        if lost:
+        if job.spec.coordinated:
+            self._complete_rounds(job, number, lost, where)
+        elif lost:
             raise Violation(f"elements {sorted(lost)} of {where} never came")
 
-    def _complete_resumed(self, job: JobHistory, history: EpochHistory, where: str) -> None:
+    def _complete_rounds(self, job: JobHistory, number: int, lost: set[int], where: str) -> None:
+        """Check that no more is left out than fills no round."""
+        pipeline, ranks = self._cluster.pipelines[job.spec.structure], job.spec.num_consumers or 1
+        lost = lost - self.rounds.elements(job.spec.name, self._seeds[job.spec.name], number)
+        most = ranks if pipeline.mixes else ranks * pipeline.batch_size
+        if len(lost) >= most and not (job.epochs[number].interrupted or job.never):
+            raise Violation(f"elements {sorted(lost)} of {where} were left out, though they fill a round")
+
+    def _complete_resumed(self, job: JobHistory, number: int, where: str) -> None:
         """Check that of what was left all came that could be divided."""
-        pipeline = self._cluster.pipelines[job.spec.structure]
+        history, pipeline = job.epochs[number], self._cluster.pipelines[job.spec.structure]
         everything = {
             each for index in range(pipeline.plan.length or 0) for each in pipeline.born_in(pipeline.plan.task(index))
         }
         left = everything - history.yielded.keys() - job.skipped
         excused = history.interrupted or job.skipped or job.never
-        if not excused and len(left) >= (job.spec.num_consumers or 1):
+        if job.spec.coordinated:
+            self._complete_rounds(job, number, set() if excused else left, where)
+        elif not excused and len(left) >= (job.spec.num_consumers or 1):
             raise Violation(f"elements {sorted(left)} of {where} were left out, though they could be divided")
 
     @staticmethod

@@ -43,10 +43,12 @@ class JobResumes:
                 cluster.network.after(rng.uniform(0.2, 3.0), self._save, name, tries - 1)
             return
         states = [each.state() for each in ranks]
-        cluster.invariants.saved(ranks[0], states[0].epoch)
+        cluster.invariants.saved(ranks, states[0].epoch)
         for each in ranks:
             each.die(silently=rng.random() < 0.3)
         count = rng.choice((len(ranks), rng.randrange(1, 4)))
+        if ranks[0].spec.coordinated:
+            count = len(ranks)  # rounds of others would be others
         spec = msgspec.structs.replace(ranks[0].spec, num_consumers=count)
         cluster.expected += count - len(ranks)
         cluster.fired["saved and loaded"] += 1

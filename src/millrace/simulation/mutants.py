@@ -6,7 +6,7 @@ long as a context lasts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from millrace.control.state.task_state import Waiting
 from millrace.control.tasks import epochs, leases, task_queue
 from millrace.dispatcher import recovery
 from millrace.planning.cache_point import CachePoint
+from millrace.planning.checkpoint import Checkpoint, said
+from millrace.planning.ranks_progress import RanksProgress
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.protocol import messages as msg
@@ -196,6 +198,29 @@ _is(
     "has_whole_pass",
     _always(True),
 )
+
+
+def _discard_for_all(tx: Transaction, job: Job, number: int, task: int) -> None:
+    live = job.epochs[number].live.get(task)
+    if live is not None and live.worker and live.complete:
+        tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, number, task)]))
+
+
+_is(
+    "awaited-though-gone",
+    "Workers keep rounds for a rank that has left, or reads on.",
+    leases,
+    "discard_outputs",
+    _discard_for_all,
+    (jobs, "discard_outputs", _discard_for_all),
+    (workers, "discard_outputs", _discard_for_all),
+)
+
+
+@_replaces("resumed-as-one", "All ranks go on where the one had come to that had read most.", epochs, "ranks_progress")
+def _furthest(states: Sequence[Checkpoint], number: int, _: int | None) -> RanksProgress:
+    most = said([*states], number)
+    return RanksProgress(most.tasks_done(), most.begun, {})
 
 
 @_replaces("replay-skips", "Progress is journalled and not replayed.", simulated_dispatcher, "rebuild")
@@ -443,6 +468,15 @@ def _eager(self: RunControl, lane: Lane, run: TaskRun, blocked: Blocked, now: fl
 def _thorough(self: WorkerCore, message: msg.OutputsReceived) -> None:
     _spare(self, message)
     self.leftovers.drop(lambda ref, _: ref in message.refs)
+
+
+_is(
+    "spared-for-all",
+    "What one rank lacks no more is taken to be lacked by none.",
+    WorkerCore,
+    "_spare",
+    lambda self, message: _spare(self, msg.OutputsReceived(message.refs)),
+)
 
 
 @_replaces(

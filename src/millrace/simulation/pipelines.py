@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from millrace.graph import nodes as g
+from millrace.graph.rounds import in_rounds
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint, is_random
 from millrace.planning.plan import Piece, Plan, Task, plan_of
@@ -165,7 +166,34 @@ class SimulatedPipeline:
         groups = [tuple(elements[at : at + root.group]) for at in range(0, len(elements), root.group)]
         if groups and task.parent >= 0 and len(groups[-1]) < root.group:
             return groups[:-1], list(groups[-1])
+        if groups and self.together and len(groups[-1]) < root.group:
+            kept = len(groups[-1]) // self.together * self.together if self.mixes else 0
+            groups[-1:] = [groups[-1][:kept]] if kept else []
         return groups, []
+
+    @property
+    def together(self) -> int:
+        """Number of batches that are one output; 0: outputs are no rounds."""
+        return getattr(self.graph.root, "together", 0)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of elements of a full batch."""
+        return getattr(self.graph.root, "batch_size", 1)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether what fills no round makes a smaller one at the end of the epoch."""
+        return getattr(self.graph.root, "incomplete", "") == "mix"
+
+    def in_rounds(self, ranks: int, incomplete: str) -> SimulatedPipeline:
+        """Return the same with outputs that are rounds of so many ranks."""
+        return replace(self, name=f"{self.name}, in rounds", graph=in_rounds(self.graph, ranks, incomplete))
+
+    def batches(self, output: Output) -> list[Output]:
+        """Return what each rank gets of a round."""
+        each = len(output) // self.together
+        return [output[at : at + each] for at in range(0, len(output), each)]
 
     def born_in(self, task: Task) -> list[int]:
         """Return the elements that a task reads, whether it or a tail puts them out."""

@@ -53,6 +53,8 @@ class RankArrivals:
         if count < 2 or self._rng.random() >= LATE:
             return {}
         kind = self._rng.choice(("late", "after", "after", "never"))
+        if spec.coordinated:
+            kind = "late"  # the others wait for it, and say so
         return dict.fromkeys(self._rng.sample(range(count), self._rng.randrange(1, count)), kind)
 
     def expect(self, spec: JobSpec, index: int, stops: dict[int, int], kind: str) -> None:
@@ -75,18 +77,19 @@ class RankArrivals:
         self._cluster.fired["consumer not replaced"] += 1
         self._cluster.expected -= 1
         self._cluster.one_less(consumer.spec.name)
-        if consumer.spec.equal_steps:
+        if consumer.spec.equal_steps or consumer.spec.coordinated:
             self._cluster.network.after(SAID_S, self._look_for, consumer)
         return False
 
     def _look_for(self, lost: SimulatedConsumer) -> None:
-        """Nobody has a step before all ranks have been there, and the job says whom it waits for: it is started."""
+        """Start it, if some wait for a rank that has not been there yet, and the job says for whom."""
         cluster, spec = self._cluster, lost.spec
         state = None if cluster.dispatcher is None else cluster.dispatcher.state
         job = None if state is None else state.jobs.get(spec.name)
         if cluster.ranks[spec.name, lost.consumer] is not lost or cluster.expected <= 0:
             return
-        if job is None or not (held_back(job) and is_missing(job, lost.consumer)):
+        waits = job is not None and (held_back(job) or job.spec.coordinated)
+        if job is None or not (waits and is_missing(job, lost.consumer)):
             cluster.network.after(SAID_S, self._look_for, lost)
             return
         cluster.fired["lost rank asked for"] += 1

@@ -20,6 +20,7 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
 from millrace.simulation.disk import Disk
 from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
+from millrace.simulation.drawn_rounds import DrawnRounds
 from millrace.simulation.invariants import Invariants
 from millrace.simulation.job_resumes import JobResumes
 from millrace.simulation.older_journal import OlderJournal
@@ -118,6 +119,7 @@ class SimulatedCluster:
             quotas={"small": rng.choice((1, 2))},
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
+        self.rounds = DrawnRounds(seed)
         self.store: Store = Store()
         self.older_journal = OlderJournal(self)
         self.invariants = Invariants(self)
@@ -312,6 +314,10 @@ class SimulatedCluster:
             pipeline, equal = uneven(), True
         if equal:
             spec = msgspec.structs.replace(spec, equal_steps=True, structure=pipeline.structure, tasks=pipeline.tasks)
+            self.resumes.draw(name)
+        spec = self.rounds.draw(spec, self.pipelines)
+        if spec.coordinated:
+            pipeline, count = self.pipelines[spec.structure], spec.num_consumers or 1
             self.resumes.draw(name)
         if self._where is not None:
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))

@@ -20,7 +20,7 @@ from millrace.simulation.simulated_cache import SimulatedCacheUse
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.run_state import PROBED
-from millrace.worker.core.worker_inputs import OutputMessage
+from millrace.worker.core.worker_inputs import OutputMessage, Share
 from millrace.worker.leftovers import LeftoversMissingError
 
 if TYPE_CHECKING:
@@ -143,8 +143,12 @@ class SimulatedRun:
             self.using.finish()
         worker.measured(ref.job, count_of_units, len(outputs), computed)
         nothing = pipeline.plan.cycle > 0 and not (outputs or leaves)
+        left_out = len(left if task.inputs else elements) - len(leaves) - sum(map(len, outputs))
         return inp.RunFinished(
-            len(outputs), nothing=nothing, leftovers=list(leaves) if task.parent >= 0 and leaves else None
+            len(outputs),
+            nothing=nothing,
+            leftovers=list(leaves) if task.parent >= 0 and leaves else None,
+            left_out=left_out,
         )
 
     def _read(self, pipeline: SimulatedPipeline, task: Task) -> Steps[tuple[list[int], list[int]]]:
@@ -191,6 +195,15 @@ class SimulatedRun:
         return [element for task in sorted(found) for element in found[task]]
 
     def _put(self, index: int, outputs: list[Output]) -> Steps[None]:
+        pipeline, ref = self._worker.cluster.pipelines[self._job.spec.structure], self._lease.ref
+        if pipeline.together:
+            for number, output in enumerate(outputs, index):
+                batches = pipeline.batches(output)
+                made = self._worker.invariants.rounds.made
+                made(ref.job, self._job.seed, ref.epoch, (ref.task, number), batches)
+                message = OutputMessage.of_round(number, tuple(Share([batch], 1) for batch in batches))
+                yield from self._ask(inp.Put(message, between(number, self._steps), "between two steps"))
+            return
         size = len(outputs)
         message = OutputMessage(index, size, list(outputs), size)
         yield from self._ask(inp.Put(message, between(index, self._steps), "between two steps"))

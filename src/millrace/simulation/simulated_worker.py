@@ -13,6 +13,7 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
 from millrace.protocol.reports import NodeMeasure
+from millrace.simulation.drawn_rounds import LEAST_BUFFER
 from millrace.simulation.pipelines import SimulatedPipeline
 from millrace.simulation.simulated_cache import KnownBlocks, SimulatedCacheUse
 from millrace.simulation.simulated_run import Fetch, SimulatedRun, Steps
@@ -49,7 +50,7 @@ class SimulatedWorker(Process):
         self.only = only
         self.cluster, self.invariants = cluster, cluster.invariants
         self.speed = network.rng.uniform(0.5, 2.0)
-        self.buffer = network.rng.choice((2, 4, 8, 64))
+        self.buffer = max(network.rng.choice((2, 4, 8, 64)), LEAST_BUFFER if cluster.rounds.any else 0)
         self.core = WorkerCore(self.buffer, network.now)
         self.session: Connection | None = None
         self.known_blocks = KnownBlocks(cluster.store)

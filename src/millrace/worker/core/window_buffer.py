@@ -63,7 +63,7 @@ class WindowBuffer(SlotBuffer):
         super().received(outbox, key, upto, complete=complete)
         self._advance()
 
-    def lacks(self, key: TaskKey, lease: int, start: int) -> bool:
+    def lacks(self, key: TaskKey, lease: int, start: int, outbox: ReaderOutbox | None = None) -> bool:
         """Deny it: who asks for what is not kept any more is told so, and nobody runs it again."""
         return False
 

@@ -1,0 +1,65 @@
+"""Which jobs of a schedule read in rounds: all ranks together, from slots in turn."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, get_args
+
+import msgspec
+
+from millrace.graph.rounds import refusal
+from millrace.protocol.job_spec import JobSpec
+from millrace.simulation.pipelines import SimulatedPipeline, catalogue
+
+IN_ROUNDS = 0.2
+"""Share of the schedules that have such jobs."""
+OF_JOBS = 0.7
+"""Share of the jobs of such a schedule."""
+LEAST_BUFFER = 8
+"""Bytes that each worker of such a schedule may keep: a round has one for each rank."""
+MOST_RANKS = 5
+MOST_SLOTS = 4
+
+Incomplete = Literal["drop", "mix"]
+
+
+class DrawnRounds:
+    """Draws jobs that read in rounds.
+
+    Args:
+        seed: of the schedule.
+
+    Attributes:
+        any: the schedule may have such jobs.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"rounds {seed}")
+        self.any = self._rng.random() < IN_ROUNDS
+
+    def draw(self, spec: JobSpec, pipelines: dict[bytes, SimulatedPipeline]) -> JobSpec:
+        """Make a job one that reads in rounds, or leave it as it is.
+
+        Args:
+            spec: of the job.
+            pipelines: by structure; gets the one that the job reads then.
+        """
+        rng = self._rng
+        if not self.any or rng.random() >= OF_JOBS:
+            return spec
+        ranks, incomplete = rng.randrange(2, MOST_RANKS + 1), rng.choice(get_args(Incomplete))
+        able = [each for each in catalogue() if each.plan.length and not refusal(each.graph, incomplete)]
+        pipeline = rng.choice(able).in_rounds(ranks, incomplete)
+        pipelines[pipeline.structure] = pipeline
+        return msgspec.structs.replace(
+            spec,
+            structure=pipeline.structure,
+            tasks=pipeline.tasks,
+            num_consumers=ranks,
+            deterministic=True,
+            sharding="dynamic",
+            visitation="exactly_once",
+            equal_steps=False,
+            coordinated=incomplete,
+            cycle_length=rng.randrange(1, MOST_SLOTS + 1),
+        )
