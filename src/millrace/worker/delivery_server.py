@@ -19,7 +19,8 @@ from millrace.worker.core.worker_inputs import Input, PeerLeft, PeerSaid
 FETCH_TIMEOUT_S = 10.0
 """Seconds for another worker to answer a connection."""
 
-_Item = tuple[data_messages.ToReader, Sequence[Any]]
+_Item = tuple[data_messages.ToReader, Sequence[Any], bool]
+"""Header, buffers, and whether others are sent the same ones."""
 
 
 def with_end(header: data_messages.ToReader, following: data_messages.ToReader) -> data_messages.Delivery | None:
@@ -43,9 +44,9 @@ class PeerConnection:
         self._connection = connection
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
 
-    def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = ()) -> None:
-        """Have a message sent, behind those before; does not wait."""
-        self._queue.put((header, buffers))
+    def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = (), *, shared: bool = False) -> None:
+        """Have a message sent, behind those before, which others may be sent if it is ``shared``; does not wait."""
+        self._queue.put((header, buffers, shared))
 
     def hang_up(self) -> None:
         """End the connection; whoever sends or receives on it notices."""
@@ -82,10 +83,11 @@ class PeerConnection:
                 with contextlib.suppress(queue.Empty):
                     ahead.append(self._queue.get_nowait())
                 if ahead and ahead[0] is not None and (whole := with_end(item[0], ahead[0][0])) is not None:
-                    item = whole, item[1]
+                    item = whole, *item[1:]
                     ahead.clear()
-                self._connection.send(*item)
-                item = None  # shared memory is not held while nothing is sent
+                header, buffers, shared = item
+                self._connection.send(header, buffers, shared=shared)
+                item, buffers = None, ()  # shared memory is not held while nothing is sent
         except MillraceError:
             self._connection.close()  # the receiving thread sees it too and cleans up
 

@@ -92,7 +92,7 @@ class TaskManager:
         # Peers and whoever waits for code are what this shell has fed.
         self._does: dict[type[act.Action], Callable[[Any], None]] = {
             act.Resume: lambda action: self._lanes[action.lane].resume(action.verdict),
-            act.Send: lambda action: action.peer.send(action.header, action.buffers),
+            act.Send: lambda action: action.peer.send(action.header, action.buffers, shared=action.shared),
             act.TellDispatcher: lambda action: self._tell(action.message),
             act.HurryReport: lambda _: self._hurry(),
             act.StartRun: self._start_run,

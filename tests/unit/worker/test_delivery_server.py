@@ -40,8 +40,8 @@ class Wire:
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def send(self, header, buffers):
-        self.sent.put((header, list(buffers)))
+    def send(self, header, buffers, *, shared):
+        self.sent.put((header, [*buffers, "shared"] if shared else list(buffers)))
 
     def receive(self, kinds, limit):
         self.closed.get()
@@ -57,10 +57,10 @@ def test_what_lies_ready_is_sent_in_order_with_ends_joined():
     other = Delivery(0, 5, 9, index=0, count=1)
     for header, buffers in ((OUTPUTS, [b"ab"]), (END, ()), (other, [b"c"]), (Short(100, 1, 0), ()), (END, ())):
         peer.send(header, buffers)
-    peer.send(other, [b"d"])
+    peer.send(other, [b"d"], shared=True)
     wire.close()
     with pytest.raises(ProtocolError):
         peer.serve(lambda item: None)
     found = [wire.sent.get_nowait() for _ in range(wire.sent.qsize())]
     joined = with_end(OUTPUTS, END)
-    assert found == [(joined, [b"ab"]), (other, [b"c"]), (Short(100, 1, 0), []), (END, []), (other, [b"d"])]
+    assert found == [(joined, [b"ab"]), (other, [b"c"]), (Short(100, 1, 0), []), (END, []), (other, [b"d", "shared"])]

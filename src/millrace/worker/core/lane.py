@@ -11,6 +11,7 @@ from millrace.protocol.reports import LaneReport
 from millrace.worker.core.outbox import TaskKey, key_of
 from millrace.worker.core.run_state import Stop, TaskRun
 from millrace.worker.core.slot_buffer import SlotBuffer
+from millrace.worker.core.window_buffer import WindowBuffer
 
 
 class Lane:
@@ -22,24 +23,36 @@ class Lane:
         slot: number of the slot.
         audience: the readers of the slot.
         in_order: the readers read tasks in plan order.
+        sharing: of the job, see :class:`~millrace.protocol.job_spec.JobSpec`.
         now: in seconds.
 
     Attributes:
         pending: leases that have not begun, in the order in which they will.
         run: what runs, or waits for a reader; None: nothing.
-        buffer: outputs that a reader lacks.
+        buffer: outputs that a reader lacks, or that lie in the slot's window.
+        shared: several readers get the same outputs, or will once they join.
         closed: the job is over; what runs is told to stop.
     """
 
     def __init__(
-        self, number: int, job: str, slot: int, audience: Iterable[int], *, in_order: bool, now: float
+        self,
+        number: int,
+        job: str,
+        slot: int,
+        audience: Iterable[int],
+        *,
+        in_order: bool,
+        sharing: str = "",
+        now: float,
     ) -> None:
         self.number = number
         self.job = job
         self.slot = slot
         self.pending: list[msg.LeaseTask] = []
         self.run: TaskRun | None = None
-        self.buffer = SlotBuffer(0, audience, in_order=in_order)
+        kind = WindowBuffer if sharing == "window" else SlotBuffer
+        self.buffer: SlotBuffer = kind(0, audience, in_order=in_order)
+        self.shared = bool(sharing)
         self.closed = False
         self._in_order = in_order
         self._began = now

@@ -233,7 +233,7 @@ class RunControl:
                     if parcel.skipped is not None:
                         self.actions.append(act.Send(outbox.peer, parcel.skipped))
                     buffers = () if parcel.share is None else parcel.share.buffers
-                    self.actions.append(act.Send(outbox.peer, parcel.header, buffers))
+                    self.actions.append(act.Send(outbox.peer, parcel.header, buffers, lane.shared))
                 else:
                     self.actions.append(act.Send(outbox.peer, parcel))
 

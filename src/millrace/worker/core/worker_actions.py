@@ -77,11 +77,12 @@ class CodeGranted(Action, frozen=True):
 
 
 class Send(Action, frozen=True):
-    """Send to a reader, behind all that it was sent before."""
+    """Send to a reader, behind all that it was sent before; ``shared``: others get the same buffers, or may."""
 
     peer: Peer
     header: Delivery | Short | Skipped
     buffers: Sequence[Any] = ()
+    shared: bool = False
 
 
 class SendLeftovers(Action, frozen=True):
