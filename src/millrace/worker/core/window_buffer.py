@@ -74,7 +74,7 @@ class WindowBuffer(SlotBuffer):
             self._revive(task)
         before = outbox.reading
         if self.has(key, lease):
-            self.tasks[key].spared = False
+            self.tasks[key].spared = outbox.cursors[key].spared = False
         super().read(outbox, key, lease, start)
         if self.has(key, lease):
             self._rewind(outbox, self.tasks[key])

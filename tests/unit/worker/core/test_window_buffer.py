@@ -215,6 +215,19 @@ def test_who_joins_after_outputs_that_were_not_kept_as_nobody_was_there_is_told_
     assert taken(buffer, 1) == [0, ("skipped", 2), ("end", 2)]
 
 
+def test_who_was_let_go_of_a_task_and_asks_for_it_all_the_same_gets_what_there_is():
+    buffer = window_of(0, 1)
+    put(buffer, 0)
+    buffer.spare(KEY, [0, 1])
+    buffer.validate()
+    assert buffer.bytes == 0
+    read(buffer, 1)
+    assert buffer.put(KEY, 1, message(1))
+    buffer.validate()
+    assert taken(buffer, 1) == [("skipped", 1), 1]
+    assert taken(buffer, 0) == []
+
+
 def test_another_process_in_the_place_of_the_furthest_holds_back_what_it_lacks():
     buffer = window_of(0, 1)
     put(buffer, 0, 1, 2)
