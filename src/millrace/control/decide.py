@@ -16,7 +16,7 @@ from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.transaction import Transaction, merged
-from millrace.control.membership import jobs, oversized, stalls, task_failures, workers
+from millrace.control.membership import groups, jobs, oversized, stalls, task_failures, workers
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
@@ -60,6 +60,10 @@ def _started(tx: Transaction, item: inp.Started) -> None:
 def _worker_ended(tx: Transaction, item: inp.WorkerEnded) -> None:
     if item.worker in tx.state.workers:
         workers.lost(tx, tx.state.workers[item.worker], item.reason)
+
+
+def _join_requested(tx: Transaction, item: inp.JoinRequested) -> None:
+    (groups if item.message.spec.sharing else jobs).join(tx, item)
 
 
 def _client_session_lost(tx: Transaction, item: inp.ClientSessionLost) -> None:
@@ -183,7 +187,7 @@ _REACTIONS: dict[type, Callable[[Transaction, Any], None]] = {
     inp.WorkerSaid: _worker_said,
     inp.WorkerSessionLost: lambda tx, item: workers.session_lost(tx, item.worker),
     inp.WorkerEnded: _worker_ended,
-    inp.JoinRequested: jobs.join,
+    inp.JoinRequested: _join_requested,
     inp.ConsumerSaid: _consumer_said,
     inp.ClientSessionLost: _client_session_lost,
     inp.StoreListed: cache_capacity.listed,

@@ -51,6 +51,10 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             ``docs/design/0017-coordinated-reads.md``, and this becomes of what does not fill one at the end of an
             epoch; "": consumers read tasks of their own.
         cycle_length: of ``coordinated``: so many tasks are read at a time, a round of each in turn.
+        sharing: "lockstep" or "window": the consumers are members of the group of all jobs that are alike, see
+            ``docs/design/0017-sharing.md``, and ``name`` is the member's own; "": the job is of its consumers alone.
+        functions: fingerprint of what the bundle holds, by which groups know that functions are alike, as two processes
+            may pack the same ones into other bytes; empty: the bundle's digest does.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see
             :mod:`millrace.control.scaling.job_placement`.
     """
@@ -77,6 +81,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     arrays: tuple[str, ...] = ()
     coordinated: Literal["", "drop", "mix"] = ""
     cycle_length: int = 1
+    sharing: Literal["", "window", "lockstep"] = ""
+    functions: str = ""
 
     @property
     def blobs(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
 from millrace.protocol.crash_sites import CrashSite, Poison
+from millrace.protocol.group_messages import Audience, Detached
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
@@ -129,8 +130,7 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """By node, elements that each operator gave in this run."""
     nothing: bool = False
     """What is repeated without end gave no element in this run."""
-    left_out: int = 0
-    """Elements at the end of the epoch that filled no round of a coordinated job."""
+    left_out: int = 0  # elements at the end of the epoch that filled no round of a coordinated job
 
 
 class ProbeReport(Message, frozen=True, tag="TaskAt"):
@@ -493,8 +493,8 @@ class Notice(Message, frozen=True, tag="Notice"):
 _OfTasks = TaskFinished | ProbeReport | TaskFailed | LeftoversLost | TaskReturned
 _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
-_ToPlan = ListSources | ChooseSharding
+_ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding
 _ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived
-ToWorker = WorkerWelcome | OpenJob | _ToPlan | _ToRun | BlocksKnown | MeasureStore | CloseJob | StopWorker | JobFailed
+ToWorker = WorkerWelcome | _ToPlan | _ToRun | BlocksKnown | MeasureStore | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice
+ToConsumer = JobJoined | Detached | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice

@@ -19,6 +19,7 @@ from millrace.protocol import messages as msg
 from millrace.simulation.cache_invariants import CacheInvariants
 from millrace.simulation.drawn_failures import check_before
 from millrace.simulation.job_history import EpochHistory, JobHistory
+from millrace.simulation.member_invariants import MemberInvariants
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
@@ -70,12 +71,13 @@ class Invariants:
         self.rounds = RoundInvariants()
         self.caches = CacheInvariants(cluster)
         self.pool = PoolInvariants(cluster)
+        self.members = MemberInvariants(cluster)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
     def _history(self, consumer: SimulatedConsumer) -> JobHistory:
         assert consumer.joined is not None
-        key = consumer.spec.name, consumer.joined.seed
+        key = consumer.joined.job, consumer.joined.seed
         if key not in self._histories:
             raise Violation(f"{consumer.name} was let into job {key[0]} before that was durable")
         return self._histories[key]
@@ -257,6 +259,8 @@ class Invariants:
                 self._seeds.pop(name, None)
 
     def _check(self, job: JobHistory, event: Event) -> None:
+        if job.spec.sharing:
+            return  # each member is looked at for itself
         match event:
             case StatesLoaded():
                 self._goes_on(job)
@@ -399,6 +403,8 @@ class Invariants:
             elif isinstance(event, ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
+                if "came under its name" in event.reason:
+                    continue
                 settings, broken = self._cluster.settings, self._broke(dispatcher, event.job)
                 self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
             elif (

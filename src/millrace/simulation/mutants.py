@@ -37,6 +37,7 @@ from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.protocol import messages as msg
 from millrace.simulation import faults, simulated_dispatcher
+from millrace.simulation.member_mutants import MEMBER_MUTANTS
 from millrace.simulation.store import Store, UnreadableError
 from millrace.worker.core.code_turns import CodeTurns
 from millrace.worker.core.lane import Lane
@@ -53,7 +54,7 @@ class Mutant(NamedTuple):
     changes: tuple[tuple[Any, Any, Any], ...]
 
 
-MUTANTS: dict[str, Mutant] = {}
+MUTANTS: dict[str, Mutant] = {name: Mutant(*each) for name, each in MEMBER_MUTANTS.items()}
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from rich.progress import track
 from rich.table import Table
 
 from millrace.simulation.mutants import planted
-from millrace.simulation.simulated_cluster import ScheduleOutcome, play
+from millrace.simulation.schedule_outcome import ScheduleOutcome
+from millrace.simulation.simulated_cluster import play
 
 
 class CampaignReport(msgspec.Struct):

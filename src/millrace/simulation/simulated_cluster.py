@@ -7,7 +7,6 @@ import random
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,9 +22,11 @@ from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
 from millrace.simulation.drawn_rounds import DrawnRounds
 from millrace.simulation.invariants import Invariants
 from millrace.simulation.job_resumes import JobResumes
+from millrace.simulation.member_arrivals import MemberArrivals
 from millrace.simulation.older_journal import OlderJournal
 from millrace.simulation.pipelines import SimulatedPipeline, barren, catalogue, uneven
 from millrace.simulation.rank_arrivals import RankArrivals
+from millrace.simulation.schedule_outcome import ScheduleOutcome
 from millrace.simulation.simulated_consumer import SimulatedConsumer
 from millrace.simulation.simulated_dispatcher import HOST, SimulatedDispatcher, restored
 from millrace.simulation.simulated_pool import SCALED, SimulatedPool
@@ -72,28 +73,6 @@ MODES: tuple[dict[str, Any], ...] = (
 )
 BY_LENGTH = {"custom", "static_contiguous"}
 """Shardings that need to know how many tasks there are."""
-
-
-@dataclass
-class ScheduleOutcome:
-    """How one schedule went.
-
-    Attributes:
-        seed: which one.
-        events: that became durable; ``inputs`` that were decided about; ``elements`` that users got.
-        faults: that fired, by kind.
-        seconds: of virtual time.
-        violation: what was wrong, empty if nothing was; with ``trace``, the last things that happened.
-    """
-
-    seed: int
-    events: int = 0
-    elements: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    violation: str = ""
-    trace: list[str] = field(default_factory=list)
 
 
 class SimulatedCluster:
@@ -159,6 +138,7 @@ class SimulatedCluster:
             self.add_worker()
         for _ in range(rng.choice(JOBS)):
             self._add_job()
+        self.members = MemberArrivals(self, seed)
         faults.arrange(self)
         for _ in range(2):
             self.network.at(rng.uniform(1.0, 40.0), self.check_replay)

@@ -59,10 +59,12 @@ class SimulatedConsumer(Process):
         self._loaded = states
         self._born = born
         self.spec, self.consumer, self.client = spec, consumer, name
+        self._epochs = spec.epochs
         self.done = False
         self.failure: msg.Failure | None = None
         self.stops = stops
-        self._cluster, self._invariants = cluster, cluster.invariants
+        self._cluster = cluster
+        self._invariants = cluster.invariants.members if spec.sharing else cluster.invariants
         self._slow = network.rng.choice((0.0, 0.01, 0.1, 0.4))
         self._buffer = network.rng.choice((1, 4, 16, 100))
         self.core = self._new_core()
@@ -232,7 +234,9 @@ class SimulatedConsumer(Process):
     # -- the user ------------------------------------------------------------------------------------------------------
 
     def _begin(self, epoch: int) -> None:
-        if epoch >= (self.spec.epochs or 1):
+        assert self.joined is not None
+        first = self.joined.epoch + 1 if self.spec.sharing else 0
+        if epoch >= first + (self._epochs or 1):
             self.leave()
             return
         known = self._loaded and not self.spec.coordinated  # else the dispatcher says where to begin

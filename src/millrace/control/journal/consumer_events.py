@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.control.journal.event import Changes, JobEvent
-from millrace.control.state.state import Consumer, State, discard
+from millrace.control.state.state import Consumer, Job, State, discard
+from millrace.control.state.task_state import ReaderProgress
 from millrace.protocol.messages import TaskProgress
 
 
@@ -17,6 +18,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
         anew: whoever had the place has left; what was read then is not part of what this one is to read.
         past: the last epoch that another client had begun there, if this one goes on behind it.
         lingers: the place is left to another process after each epoch, as the workers of a DataLoader do.
+        member: where jobs share, the name that this one has; else empty. It reads the epochs after ``past``.
     """
 
     consumer: int
@@ -27,6 +29,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
     anew: bool = False
     past: int = -1
     lingers: bool = False
+    member: str = ""
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
@@ -38,8 +41,10 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
                 epoch.shares.pop(self.consumer, None)
         past = max(self.past, before.past if before is not None else -1)
         job.consumers[self.consumer] = Consumer(
-            self.client, self.host, self.pid, self.epoch, past=past, lingers=self.lingers
+            self.client, self.host, self.pid, self.epoch, past=past, lingers=self.lingers, member=self.member
         )
+        if job.spec.sharing and before is None:
+            _add_reader(job, self.consumer)
         job.left.discard(self.consumer)
         job.kept_at = None
         state.clients[self.client] = (self.job, self.consumer)
@@ -68,6 +73,11 @@ class ConsumerLeft(JobEvent, frozen=True, tag="ConsumerLeft"):
         if consumer is not None:  # else it was never seen
             job.former[self.consumer] = (consumer.host, consumer.pid)
             state.clients.pop(consumer.client, None)
+        if job.spec.sharing and job.consumers:
+            for epoch in job.epochs.values():
+                epoch.shares.pop(self.consumer, None)
+                for live in epoch.live.values():
+                    live.readers.pop(self.consumer, None)
 
 
 class EpochBegan(JobEvent, frozen=True, tag="EpochBegan"):
@@ -96,3 +106,15 @@ class Progressed(JobEvent, frozen=True, tag="Progressed"):
                 live.read(self.consumer, progress.received, complete=progress.complete)
                 if live.complete:
                     discard(epoch.unread, live.slot, progress.task)
+
+
+def _add_reader(job: Job, reader: int) -> None:
+    """Have a member that has come read what is live of its epochs, and of others nothing."""
+    for number, epoch in job.epochs.items():
+        reads = job.reads(reader, number)
+        for task, live in epoch.live.items():
+            live.join(reader, ReaderProgress(complete=not reads))
+            if reads:
+                epoch.unread.setdefault(live.slot, set()).add(task)
+        if reads and job.tasks_of(epoch) is not None:
+            epoch.shares[reader] = list(epoch.live)

@@ -299,7 +299,7 @@ def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
     epoch = job.epochs[number]
     start = epoch.starts.get(task, 0)
     readers = {reader: ReaderProgress(start, start) for reader in job.audience(slot)}
-    if job.spec.coordinated:
+    if job.spec.coordinated or job.spec.sharing:
         for reader, progress in readers.items():
             own = epoch.own.get(reader, {}).get(task, start)
             progress.complete = own < 0 or not job.reads(reader, number)

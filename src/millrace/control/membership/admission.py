@@ -75,7 +75,7 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "equal_steps=True needs num_consumers, to know between whom, and Visitation.EXACTLY_ONCE, as elements that "
             "are lost would be missing from one of them"
         )
-    wrong = wrong or _wrong_rounds(spec) or _wrong_value(spec)
+    wrong = wrong or _wrong_rounds(spec) or _wrong_sharing(message) or _wrong_value(spec)
     if message.consumer is not None and message.consumer >= MOST_CONSUMERS:
         wrong = f"consumer_index is below {MOST_CONSUMERS:,}, not {message.consumer:,}"
     if wrong:
@@ -102,6 +102,25 @@ def _wrong_rounds(spec: JobSpec) -> str:
         if not met
     ]
     return f"coordinated=True needs {'; and '.join(lacks)}" if lacks else ""
+
+
+def _wrong_sharing(message: JoinJob) -> str:
+    """Say why jobs cannot share as this one wants; empty if they can, or are not to."""
+    spec = message.spec
+    if not spec.sharing:
+        return ""
+    lacks = [
+        text
+        for met, text in (
+            (spec.sharing == "lockstep", "LOCKSTEP, as windows of outputs are not kept yet"),
+            (spec.num_consumers in (None, 1) and not spec.coordinated, "jobs of one consumer each"),
+            (spec.sharding != "off", "a sharding, as with ShardingPolicy.OFF no two epochs are alike"),
+            (spec.target_workers != "local", "workers of the service, as local ones are one job's alone"),
+            (not message.states, "a beginning: a state is loaded by a job of its own"),
+        )
+        if not met
+    ]
+    return f"sharing needs {'; and '.join(lacks)}" if lacks else ""
 
 
 def _wrong_value(spec: JobSpec) -> str:

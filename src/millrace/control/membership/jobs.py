@@ -58,6 +58,7 @@ from millrace.errors import MillraceError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import name_of
 from millrace.protocol import messages as msg
+from millrace.protocol.group_messages import Audience
 from millrace.protocol.job_spec import JobSpec
 
 LEFT = "left"
@@ -83,7 +84,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         refuse(tx, message.client, refused.failure)
         return
     if job is None:
-        job = _create(tx, item, spec)
+        job = create(tx, spec, item, anonymous=not message.spec.name)
     known = job.consumers.get(number)
     if message.states and known is not None and known.client != message.client:
         refuse(tx, known.client, void(job, message))
@@ -136,13 +137,13 @@ def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob) -> tuple[Jo
     return job, ""
 
 
-def _create(tx: Transaction, item: JoinRequested, spec: JobSpec) -> Job:
+def create(tx: Transaction, spec: JobSpec, item: JoinRequested, *, anonymous: bool = False) -> Job:
     """Begin the job that a client wants to read."""
-    message = item.message
+    states = item.message.states
     seed = item.seed if spec.seed is None else spec.seed
-    if message.states and message.states[0].seed is not None:
-        seed = message.states[0].seed
-    tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), not message.spec.name, tx.now))
+    if states and states[0].seed is not None:
+        seed = states[0].seed
+    tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), anonymous, tx.now))
     job = tx.state.jobs[spec.name]
     job_progress.begun(tx, job)
     return job
@@ -313,7 +314,7 @@ def sources_listed(tx: Transaction, worker: str, message: msg.SourcesListed) -> 
     job_scaling.begin(tx, job)
     for other in tx.state.workers.values():
         if job.name in other.open:
-            tx.to_worker(other.id, open_message(job))
+            open_at(tx, other.id, job)
     for consumer, place in job.consumers.items():
         for text in plan.warnings:
             tx.to_consumer(job, consumer, msg.Notice(text))
@@ -329,9 +330,22 @@ def _refused_cache(tx: Transaction, job: Job) -> msg.Failure | None:
     return msg.Failure("AccessDeniedError", text) if kept else None
 
 
-def open_message(job: Job) -> msg.OpenJob:
-    """Message with what a worker needs to run the job's tasks."""
-    return msg.OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
+def open_at(tx: Transaction, worker: str, job: Job) -> None:
+    """Tell a worker what it needs to run the job's tasks."""
+    tx.to_worker(worker, msg.OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation))
+    if job.spec.sharing:
+        tx.to_worker(worker, _audience(job))
+
+
+def tell_audience(tx: Transaction, job: Job) -> None:
+    """Tell the workers of a group who its members are, as that has changed."""
+    for worker in tx.state.workers.values():
+        if job.name in worker.open:
+            tx.to_worker(worker.id, _audience(job))
+
+
+def _audience(job: Job) -> Audience:
+    return Audience(job.name, {index: place.past + 1 for index, place in job.consumers.items()})
 
 
 def consumer_lost(tx: Transaction, job: Job, consumer: int) -> None:
@@ -359,18 +373,31 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
         tx.emit(ConsumerLeft(job.name, consumer, reason))
         remove_job(tx, job, f"its last consumer {reason}")
         return
-    if place is not None and reason != LEFT:
-        tell_doubt(tx, job, consumer, place, reason)
-    elif place is not None and unused:
-        record_unused(tx, job, consumer, place, unused)
-    hand_on(tx, job, consumer, reason)
+    if job.spec.sharing:
+        _let_go(tx, job, consumer)
+    else:
+        if place is not None and reason != LEFT:
+            tell_doubt(tx, job, consumer, place, reason)
+        elif place is not None and unused:
+            record_unused(tx, job, consumer, place, unused)
+        hand_on(tx, job, consumer, reason)
     tx.emit(ConsumerLeft(job.name, consumer, reason))
+    if job.spec.sharing:
+        tell_audience(tx, job)
     for number in list(job.epochs):
         settle_epoch(tx, job, number)  # which tells the others what of it is not read
         tell_steps(tx, job, number)
     close_epochs(tx, job)
     if last:
         tx.emit(JobKept(job.name, tx.now))
+
+
+def _let_go(tx: Transaction, job: Job, member: int) -> None:
+    """Drop what a member alone lacked of the group's tasks; the others read on."""
+    for number, epoch in list(job.epochs.items()):
+        for task in unread_by(job, epoch, member):
+            if task in epoch.live:  # else it went with another one
+                forgo(tx, job, number, task, member, leaves=True)
 
 
 def fail_job(tx: Transaction, job: Job, failure: msg.Failure) -> None:

@@ -19,7 +19,7 @@ from millrace.control.journal.worker_events import (
 )
 from millrace.control.membership import testimony
 from millrace.control.membership.admission import versions_differ
-from millrace.control.membership.jobs import open_message
+from millrace.control.membership.jobs import open_at
 from millrace.control.membership.quarantine import planning_died, suspect
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
@@ -64,7 +64,7 @@ def hello(tx: Transaction, message: msg.WorkerHello) -> None:
         cache_mode.have_measured(tx)
         return
     for name in worker.open:
-        tx.to_worker(worker.id, open_message(tx.state.jobs[name]))
+        open_at(tx, worker.id, tx.state.jobs[name])
     for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
         if leased_by(tx.state, worker.id, msg.TaskRef(name, number, task), lease) is None:
             continue  # it is over, with a tail that is not run again

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from millrace.control.journal.job_events import TurnCut
 from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerAssigned, WorkerDismissed
-from millrace.control.membership.jobs import open_message
+from millrace.control.membership.jobs import open_at
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scheduling.backlog import able_to_take, having_work, planning, runnable, unowned
 from millrace.control.state.index import SERVICE
@@ -376,7 +376,7 @@ def _switch(tx: Transaction, worker: Worker, name: str, reason: str) -> None:
     known = name in worker.open
     tx.emit(WorkerAssigned(worker.id, name, tx.now, reason))
     if name and not known:
-        tx.to_worker(worker.id, open_message(tx.state.jobs[name]))
+        open_at(tx, worker.id, tx.state.jobs[name])
 
 
 def dismiss_idle(tx: Transaction) -> None:

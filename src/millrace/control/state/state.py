@@ -90,6 +90,7 @@ class Consumer(msgspec.Struct):
     Attributes:
         epoch: the last one begun, -1: none; ``past``: by a process before it.
         lingers: the place is left to another process after each epoch.
+        member: where jobs share, the name that this one has; else empty.
     """
 
     client: str
@@ -99,6 +100,7 @@ class Consumer(msgspec.Struct):
     lost_at: float | None = None
     past: int = -1
     lingers: bool = False
+    member: str = ""
 
 
 class Epoch(msgspec.Struct):
@@ -288,13 +290,16 @@ class Job(msgspec.Struct):
     def audience(self, slot: int) -> Sequence[int]:
         """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself.
 
-        Where reads are coordinated these are all ranks for ever; :meth:`reads` tells who of them still is one.
+        Where reads are coordinated these are all ranks for ever; :meth:`reads` tells who of them still is one. Where
+        jobs share, they are those that are there.
         """
+        if self.spec.sharing:
+            return tuple(self.consumers)
         return range(self.spec.num_consumers or 1) if self.spec.coordinated else (slot,)
 
     def slots_of(self, readers: Iterable[int]) -> Iterable[int]:
         """Slots whose tasks these readers read, each slot once."""
-        if self.spec.coordinated:
+        if self.spec.coordinated or self.spec.sharing:
             return range(self.spec.cycle_length if any(True for _ in readers) else 0)
         return readers
 

@@ -172,6 +172,11 @@ class TaskState:
             progress.complete = True
             self.complete = all(other.complete for other in self.readers.values())
 
+    def join(self, reader: int, progress: ReaderProgress) -> None:
+        """Add a reader, which has so much of it."""
+        self.readers[reader] = progress
+        self.complete = self.complete and progress.complete
+
     def read_by(self, slot: int, audience: Iterable[int]) -> None:
         """Give it to another slot, whose readers begin behind what every reader so far has."""
         received, complete = self.received, self.complete

@@ -157,14 +157,19 @@ def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
         tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)], complete))
 
 
-def forgo(tx: Transaction, job: Job, number: int, task: int, reader: int) -> None:
-    """Have a reader read a task no further: nobody then will who has not, unless others read the epoch."""
+def forgo(tx: Transaction, job: Job, number: int, task: int, reader: int, *, leaves: bool = False) -> None:
+    """Have a reader read a task no further: nobody then will who has not, unless others read the epoch.
+
+    Where it ``leaves`` a group, workers hear of that by :class:`~millrace.protocol.messages.Audience`, and of no task:
+    a lease that has not begun is for all members that there are then.
+    """
     if not any(job.reads(other, number) for other in job.epochs[number].live[task].readers if other != reader):
         drop(tx, job, number, task)
         return
     tx.emit(TaskForgone(job.name, number, task, reader))
     settle(tx, job, number, task)
-    discard_outputs(tx, job, number, task)
+    if not leaves:
+        discard_outputs(tx, job, number, task)
 
 
 def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:

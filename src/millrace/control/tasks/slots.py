@@ -83,6 +83,8 @@ def starving(job: Job, slot: int) -> bool:
     for reader in job.audience(slot):
         place = job.consumers.get(reader)
         epoch = job.epochs.get(place.epoch) if place is not None else None
+        if place is not None and place.epoch <= place.past:
+            continue  # it waits for an epoch that nobody has begun
         if epoch is not None and not any(
             (live := epoch.live[task]).phase.worker and not live.readers[reader].complete
             for task in epoch.unread.get(slot, ())

@@ -33,7 +33,7 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
     """List what of an epoch is not read, as far as that is known by now: by nobody, and by those who are not there."""
     found = [share for share in job.unread if share.epoch == number]
     epoch = job.epochs.get(number)
-    if epoch is None or job.tables is None:
+    if epoch is None or job.tables is None or job.spec.sharing:
         return found
     grace = state.settings.job_gc_timeout_s
     for consumer, place in sorted(job.consumers.items()):
@@ -55,6 +55,8 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
 
 def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
     """List what is of consumers that have gone, and of nobody else, as the order is fixed."""
+    if job.spec.sharing:
+        return []
     found: list[UnreadShare] = []
     if job.spec.coordinated:  # who left in the epoch is in the list already
         told = {share.consumer for share in job.unread if share.epoch == number and share.tasks}

@@ -35,6 +35,7 @@ class SlotBuffer:
         self.tasks: dict[TaskKey, TaskBuffer] = {}
         self.outboxes: dict[int, ReaderOutbox] = {}
         self._in_order = in_order
+        self._since: dict[int, int] = {}  # by reader, the first epoch that it reads, where that is not the first
         self._read_out: dict[TaskKey, int] = {}  # leases that were read to their ends and are not forgotten
         self._epoch_bytes: dict[int, int] = {}
         self._reading = -1  # the epoch that the slowest reader asked for last
@@ -43,12 +44,16 @@ class SlotBuffer:
 
     # -- readers -------------------------------------------------------------------------------------------------------
 
-    def join(self, reader: int) -> ReaderOutbox:
-        """Add a reader: it gets what is still kept, and what comes."""
+    def join(self, reader: int, since: int = 0) -> ReaderOutbox:
+        """Add a reader: it gets what is still kept, and what comes, of the epochs ``since`` this one."""
         outbox = self.outboxes[reader] = self._outbox(reader)
+        self._since[reader] = since
         for task in self.tasks.values():
             outbox.begin(task)
-            task.spared = False
+            if task.key[0] >= since:
+                task.spared = False
+            else:
+                outbox.cursors[task.key].spare()
         self._reading = -1
         return outbox
 
@@ -57,7 +62,7 @@ class SlotBuffer:
 
     def leave(self, reader: int) -> None:
         """Remove a reader for good: what it alone lacked is freed."""
-        del self.outboxes[reader]
+        del self.outboxes[reader], self._since[reader]
         self._reading = min([each.reading for each in self.outboxes.values()], default=-1)
         for task in list(self.tasks.values()):
             self._free(task)
@@ -105,11 +110,12 @@ class SlotBuffer:
     def begin(self, key: TaskKey, lease: int, first: int, changed: str = "", readers: Collection[int] = ()) -> None:
         """Begin to keep a run of the task, for these readers or for all; outputs from number ``first`` on come."""
         self.forget(key)
-        task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed, spared=not self.outboxes)
+        task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed)
         for reader, outbox in self.outboxes.items():
             outbox.begin(task)
-            if readers and reader not in readers:
+            if (readers and reader not in readers) or key[0] < self._since[reader]:
                 outbox.cursors[key].spare()
+        task.spared = all(outbox.cursors[key].done for outbox in self.outboxes.values())
 
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.

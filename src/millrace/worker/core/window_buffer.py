@@ -42,10 +42,10 @@ class WindowBuffer(SlotBuffer):
 
     # -- readers -------------------------------------------------------------------------------------------------------
 
-    def join(self, reader: int) -> ReaderOutbox:
+    def join(self, reader: int, since: int = 0) -> ReaderOutbox:
         """Add a reader: it gets what is still kept, and what comes."""
         self._marks[reader] = self._oldest
-        outbox = super().join(reader)
+        outbox = super().join(reader, since)
         self._advance()
         return outbox
 

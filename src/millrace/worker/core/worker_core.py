@@ -12,6 +12,7 @@ import msgspec
 
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
+from millrace.protocol.group_messages import Audience
 from millrace.protocol.reports import Told
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
@@ -47,6 +48,7 @@ class WorkerCore:
         self._now = now
         self._numbers = 0
         self._current = ""
+        self._members: dict[str, dict[int, int]] = {}  # of groups: by reader, the first epoch that it reads
         self._peers: dict[inp.Peer, list[tuple[Lane, ReaderOutbox]]] = {}
         self._told_before = Told()
         self._want_said = 0
@@ -133,6 +135,8 @@ class WorkerCore:
                     self.control.noted(lane, message)
             case msg.OpenJob():
                 self._open(message)
+            case Audience():
+                self._audience(message)
             case msg.CloseJob(job=job):
                 self._close(job)
             case msg.ListSources(job=job) | msg.ChooseSharding(job=job) if job in self.jobs:
@@ -186,9 +190,27 @@ class WorkerCore:
         self.jobs[message.job] = message
         self.control.actions.append(act.PrepareJob(message))
 
+    def _audience(self, message: Audience) -> None:
+        """Add the members of a group that have come, and let go of what those who have gone alone lacked."""
+        if message.job not in self.jobs:
+            return
+        members = self._members[message.job] = message.members
+        for lane in self._lanes_of(message.job):
+            outboxes = lane.buffer.outboxes
+            for reader in [each for each in outboxes if each not in members]:
+                self._replace([outboxes[reader]], None)
+                self._peers = {
+                    peer: [] if (lane, outboxes[reader]) in served else served for peer, served in self._peers.items()
+                }
+                lane.buffer.leave(reader)
+            for reader in [each for each in members if each not in outboxes]:
+                lane.buffer.join(reader, members[reader])
+            lane.look(self._now)
+
     def _close(self, name: str) -> None:
         if self.jobs.pop(name, None) is None:
             return
+        self._members.pop(name, None)
         lanes = [self.lanes.pop(key) for key in list(self.lanes) if key[0] == name]
         for lane in lanes:
             lane.close()
@@ -245,6 +267,8 @@ class WorkerCore:
             self._numbers += 1
             audience = audience_of(job, slot)
             lane = Lane(self._numbers, job.job, slot, audience, in_order=job.spec.deterministic, now=self._now)
+            for reader, since in self._members.get(job.job, {}).items():
+                lane.buffer.join(reader, since)
             self.lanes[job.job, slot] = self.control.lanes[lane.number] = lane
             self._share_out()
         return lane
@@ -282,7 +306,8 @@ class WorkerCore:
 
     def _attach(self, peer: inp.Peer, opening: data_messages.Open) -> None:
         job, reader = self.jobs.get(opening.job), opening.consumer
-        if job is None or job.generation != opening.generation:
+        unknown = job is not None and bool(job.spec.sharing) and reader not in self._members.get(opening.job, ())
+        if job is None or job.generation != opening.generation or unknown:
             # It has joined a job that is over, or one that this worker is about to hear of.
             self.control.actions.append(act.HangUp(peer))
             return
@@ -371,12 +396,14 @@ class WorkerCore:
 
 
 def slots_of(job: msg.OpenJob, reader: int) -> Sequence[int]:
-    """List the slots that a consumer of a job reads: one of its own, or all of them where reads are coordinated."""
-    return range(job.spec.cycle_length) if job.spec.coordinated else (reader,)
+    """List the slots that a consumer of a job reads: one of its own, or all of them where several read each."""
+    return range(job.spec.cycle_length) if job.spec.coordinated or job.spec.sharing else (reader,)
 
 
 def audience_of(job: msg.OpenJob, slot: int) -> Sequence[int]:
-    """List the consumers of a job that read a slot, as :func:`slots_of` has it."""
+    """List the consumers of a job that read a slot, as :func:`slots_of` has it; members of groups come later."""
+    if job.spec.sharing:
+        return ()
     return range(job.spec.num_consumers or 1) if job.spec.coordinated else (slot,)
 
 

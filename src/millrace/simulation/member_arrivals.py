@@ -1,0 +1,69 @@
+"""Jobs that share one computation: when they come, how many epochs each reads, and where it stops."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.control.membership.groups import group_spec
+from millrace.protocol.job_spec import JobSpec
+from millrace.simulation.pipelines import catalogue
+
+if TYPE_CHECKING:
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+
+SHARED = 0.25
+"""Share of the schedules in which a group of jobs is read beside the others."""
+MODES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"deterministic": True},
+    {"sharding": "static"},
+    {"sharding": "static_contiguous", "deterministic": True},
+    {"visitation": "at_most_once"},
+)
+COME_S = (0.5, 0.5, 5.0, 30.0)
+"""Seconds in which the members of a group come, as likely as they are here."""
+
+
+class MemberArrivals:
+    """Members of the group of a schedule, if it has one.
+
+    Args:
+        cluster: where they come to.
+        seed: of the schedule.
+
+    Attributes:
+        drawn: there is a group.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
+        self._cluster = cluster
+        rng = self._rng = random.Random(f"members {seed}")
+        self.drawn = rng.random() < SHARED
+        if self.drawn:
+            self._draw()
+
+    def _draw(self) -> None:
+        cluster, rng = self._cluster, self._rng
+        pipeline = rng.choice([each for each in catalogue() if each.plan.length is not None])
+        spec = JobSpec(
+            "",
+            pipeline.structure,
+            "bundle",
+            tasks=pipeline.tasks,
+            sharing="lockstep",
+            tenant=rng.choice(("default", "default", "small")),
+            priority=rng.choice((0.2, 1.0, 5.0)),
+            **rng.choice(MODES),
+        )
+        cluster.tenants[group_spec(spec).name] = spec.tenant
+        within = rng.choice(COME_S)
+        for number in range(rng.randrange(2, 6)):
+            name = f"member-{number}"
+            mine = msgspec.structs.replace(spec, name=name, epochs=rng.randrange(1, 4))
+            stops = {epoch: rng.randrange(1, 20) for epoch in range(10) if rng.random() < 0.1}
+            cluster.expected += 1
+            cluster.network.after(rng.uniform(0.0, within), cluster.add_consumer, mine, 0, stops)

@@ -1,0 +1,75 @@
+"""Invariants of jobs that share one computation: each has all of every epoch that it reads, once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millrace.protocol import messages as msg
+from millrace.simulation.pipelines import Output, bare, values_of
+from millrace.simulation.virtual_network import Violation
+
+if TYPE_CHECKING:
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+    from millrace.simulation.simulated_consumer import SimulatedConsumer
+
+
+class MemberInvariants:
+    """Hears what members have, and raises :class:`Violation`.
+
+    Args:
+        cluster: finds pipelines.
+    """
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._yielded: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._reused: dict[tuple[str, int, int], int] = {}
+        self._last: dict[tuple[str, int], int] = {}
+
+    def began(self, member: SimulatedConsumer, epoch: int, reused: int) -> None:
+        """Note that a member reads an epoch, which is as the first one below a cache point."""
+        assert member.joined is not None
+        before = self._reused.setdefault((member.joined.job, member.joined.generation, epoch), reused)
+        if before != reused:
+            raise Violation(
+                f"epoch {epoch} of {member.name} is as the first one below {reused}, others' below {before}"
+            )
+
+    def yielded(self, member: SimulatedConsumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
+        """Note that a member's user has outputs of a task."""
+        assert member.joined is not None
+        key = member.client, epoch
+        if member.spec.deterministic and task < self._last.get(key, -1):
+            raise Violation(f"task {task} of epoch {epoch} was read by {member.name} after task {self._last[key]}")
+        self._last[key] = task
+        pipeline = self._cluster.pipelines[member.spec.structure]
+        reused = self._reused[member.joined.job, member.joined.generation, epoch]
+        values = pipeline.epoch_of_values(epoch, reused)
+        for given in (each for output in outputs for each in output):
+            element = bare(given)
+            self._cluster.invariants.elements += 1
+            if values_of(given) != values:
+                raise Violation(f"element {element} of epoch {epoch} has the random values of epoch {values_of(given)}")
+            if element in self._yielded[key]:
+                raise Violation(f"element {element} of epoch {epoch} came to {member.name} twice")
+            self._yielded[key].add(element)
+
+    def ended(self, member: SimulatedConsumer, epoch: int, _steps: int) -> None:
+        """Check that a member which has read an epoch to its end has all of it."""
+        pipeline = self._cluster.pipelines[member.spec.structure]
+        plan = pipeline.plan_for(member.spec)
+        tasks = map(plan.task, range(plan.length or 0))
+        absent = {each for task in tasks for each in pipeline.born_in(task)} - self._yielded[member.client, epoch]
+        if absent and member.spec.visitation == "exactly_once":
+            raise Violation(f"elements {sorted(absent)} of epoch {epoch} never came to {member.name}, which read on")
+
+    def failed(self, member: SimulatedConsumer, failure: msg.Failure) -> None:
+        """Its user gets an error."""
+        self._cluster.invariants.failed(member, failure)
+
+    def told(self, *_: object) -> None:
+        """Look at nothing else: others read what one does not."""
+
+    received = abandoned = too_late = told

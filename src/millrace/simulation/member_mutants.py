@@ -1,0 +1,33 @@
+"""Bugs of groups of jobs that share one computation, to be planted like :mod:`millrace.simulation.mutants`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.control.membership import groups, jobs
+from millrace.worker.core.slot_buffer import SlotBuffer
+
+_leave = SlotBuffer.leave
+
+
+def _take_all(self: SlotBuffer, reader: int) -> None:
+    _leave(self, reader)
+    for key in list(self.tasks):
+        self.spare(key)
+
+
+MEMBER_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
+    "late-member": (
+        "A member that comes reads the epoch that others read, be some of it over.",
+        ((groups, "first_epoch", lambda job: max(0, job.newest)),),
+    ),
+    "never-left": (
+        "Workers do not hear that a member has left its group.",
+        ((jobs, "tell_audience", lambda *_: None),),
+    ),
+    "left-with-all": (
+        "A member that leaves takes what the others lack with it.",
+        ((SlotBuffer, "leave", _take_all),),
+    ),
+}
+"""By name, what is wrong, and what is replaced by what."""
