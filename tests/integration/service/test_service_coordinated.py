@@ -109,6 +109,17 @@ def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_
         check(steps, "mix")
 
 
+def test_a_dispatcher_that_is_started_anew_changes_no_step(service_with, tmp_path):
+    with service_with(work_dir=tmp_path) as service, ExitStack() as stack:
+        service.add(2)
+        whole = Ranks(stack, service, job_name="whole").steps()
+        ranks = Ranks(stack, service)
+        steps = ranks.steps(9)
+        service.restart_dispatcher()
+        steps += ranks.steps()
+    assert repr(steps) == repr(whole)
+
+
 @pytest.mark.parametrize("service", [2], indirect=True)
 def test_an_epoch_too_small_for_a_round_is_empty_and_each_rank_is_told_why(service):
     few = mr.Dataset.range(5).map(grown).padded_batch(4, padding_values=-1)
