@@ -100,18 +100,17 @@ class Invariants:
     def yielded(self, consumer: SimulatedConsumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
         """Its user has outputs of a task."""
         job = self._history(consumer)
-        history = job.epoch(epoch)
+        history, pipeline = job.epoch(epoch), self._cluster.pipelines[job.spec.structure]
+        wrong = self.rounds.yielded(consumer, epoch, outputs, pipeline.plan) if job.spec.coordinated else ""
         if consumer.client in self._given_up:
             # It does not know yet, and what it does is void; unless the dispatcher dies before that is durable.
             history.void.update((bare(element), consumer.client) for output in outputs for element in output)
             return
-        before, pipeline = history.at.get(consumer.client, -1), self._cluster.pipelines[job.spec.structure]
-        if job.spec.coordinated:
-            wrong = self.rounds.yielded(consumer, epoch, outputs, pipeline.plan)
-            if wrong and not self._cluster.older_journal.came_again(consumer.client):
-                raise Violation(wrong)
-        elif job.spec.deterministic and task < before:
+        before = history.at.get(consumer.client, -1)
+        if job.spec.deterministic and not job.spec.coordinated and task < before:
             raise Violation(f"task {task} of epoch {epoch} of job {job.spec.name} was read after task {before}")
+        if wrong and not self._cluster.older_journal.came_again(consumer.client):
+            raise Violation(wrong)
         history.at[consumer.client] = task
         values = pipeline.epoch_of_values(epoch, -1 if history.reused is None else history.reused)
         for output in outputs:

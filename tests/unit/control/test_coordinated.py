@@ -11,6 +11,7 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.snapshot import plain
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskDone, TaskForgone
+from millrace.control.reasons import why_nothing
 from millrace.dispatcher.status_report import status
 from millrace.planning.checkpoint import Checkpoint, TasksRead
 from millrace.protocol import messages as msg
@@ -374,3 +375,11 @@ def test_it_is_restored_from_its_journal_in_the_middle():
     read(service, one)
     assert plain(service.replayed()) == plain(service.state)
     assert plain(service.restored()) == plain(service.state)
+
+
+def test_status_says_who_is_awaited():
+    service = start(joins=[0], ranks=3)
+    (one,) = service.consumers.values()
+    finish(service, one)
+    waits = why_nothing(service.state, service.observed, one.client, service.now)
+    assert "consumers 1, 2 have not come yet, and all ranks read every round" in waits

@@ -114,7 +114,7 @@ class SlotBuffer:
         for reader, outbox in self.outboxes.items():
             outbox.begin(task)
             if (readers and reader not in readers) or key[0] < self._since[reader]:
-                outbox.cursors[key].spare()
+                self._let_go(outbox, key)
         task.spared = all(outbox.cursors[key].done for outbox in self.outboxes.values())
 
     def room(self, epoch: int, size: int) -> bool:
@@ -163,10 +163,16 @@ class SlotBuffer:
         if task is not None:
             for reader, outbox in self.outboxes.items():
                 if reader in readers:
-                    outbox.cursors[key].spare()
+                    self._let_go(outbox, key)
                 outbox.cursors[key].done |= not readers
             self._free(task)
             self._settle(task)
+
+    def _let_go(self, outbox: ReaderOutbox, key: TaskKey) -> None:
+        """Let a reader go of a task, which it has, or which is of an epoch that it will not read: it is past that."""
+        outbox.cursors[key].spare()
+        outbox.reading = max(outbox.reading, key[0])
+        self._reading = min(each.reading for each in self.outboxes.values())
 
     def spared(self, key: TaskKey) -> bool:
         """Whether nothing of the task's outputs is kept any more."""
@@ -195,8 +201,9 @@ class SlotBuffer:
 
     @property
     def filled(self) -> bool:
-        """Whether no reader has everything that is here of the epoch that it reads."""
-        return all(outbox.filled for outbox in self.outboxes.values())
+        """Whether no reader has everything that is here of the epoch that it reads; of those alone that are there."""
+        there = [outbox for outbox in self.outboxes.values() if outbox.peer is not None]
+        return all(outbox.filled for outbox in there or self.outboxes.values())
 
     @property
     def waiting(self) -> bool:

@@ -8,6 +8,7 @@ from millrace.protocol.data_messages import Credit, Read, Received
 from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.slot_buffer import SlotBuffer
 from millrace.worker.core.worker_inputs import OutputMessage, Share
 
 SPEC = JobSpec("a", b"", "bundle", deterministic=True, num_consumers=2, coordinated="drop", cycle_length=2)
@@ -151,3 +152,28 @@ def test_who_was_let_go_is_not_told_of_an_end_that_it_has_not_read(driver):
     connect(driver, "c1", 1, [(2, 2)])
     driver.finish(lane, 1)
     assert driver.sent() == []
+
+
+def test_a_rank_that_is_gone_is_past_the_epoch_that_others_read():
+    buffer = SlotBuffer(100, (0, 1))
+    buffer.read(buffer.outboxes[0], (1, 0), 1, 0)
+    buffer.begin((1, 0), 1, 0)
+    buffer.put((1, 0), 1, OutputMessage(0, 1, [], 40))
+    assert not buffer.room(1, 20), "it may be in an earlier epoch"
+    buffer.spare((1, 0), [1])
+    assert buffer.room(1, 20)
+    buffer.begin((1, 2), 2, 0, readers=[0])
+    buffer.validate()
+
+
+def test_a_slot_is_filled_if_those_that_are_there_have_something_to_read():
+    buffer = SlotBuffer(100, (0, 1))
+    for outbox in buffer.outboxes.values():
+        buffer.read(outbox, (0, 0), 1, 0)
+    buffer.begin((0, 0), 1, 0)
+    buffer.put((0, 0), 1, OutputMessage(0, 1, [], 40))
+    buffer.received(buffer.outboxes[1], (0, 0), 1)
+    buffer.outboxes[0].attach("c0")
+    assert buffer.filled
+    buffer.outboxes[1].attach("c1")
+    assert not buffer.filled, "that one waits"
