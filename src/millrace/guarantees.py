@@ -103,6 +103,8 @@ def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
         )
     if chosen.equal_steps:
         raise PipelineError("coordinated=True gives all ranks equally many steps by itself: leave equal_steps out")
+    if chosen.sharing is not None:
+        raise PipelineError("coordinated=True cannot be with sharing between jobs yet: leave sharing out")
     return str(chosen.incomplete)
 
 
