@@ -42,7 +42,7 @@ class Lane:
         audience: Iterable[int],
         *,
         in_order: bool,
-        sharing: str = "",
+        sharing: str,
         now: float,
     ) -> None:
         self.number = number

@@ -112,6 +112,7 @@ class WindowBuffer(SlotBuffer):
         for outbox in self.outboxes.values():
             outbox.cursors[key].done |= key[0] < outbox.reading
         self._settle(self.tasks[key])
+        self._advance()
 
     def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
         """Add a message, and drop the oldest; return False if the lease was forgotten, or nobody lacks its outputs."""

@@ -266,7 +266,8 @@ class WorkerCore:
         if lane is None:
             self._numbers += 1
             audience = audience_of(job, slot)
-            lane = Lane(self._numbers, job.job, slot, audience, in_order=job.spec.deterministic, now=self._now)
+            in_order, sharing = job.spec.deterministic, job.spec.sharing
+            lane = Lane(self._numbers, job.job, slot, audience, in_order=in_order, sharing=sharing, now=self._now)
             for reader, since in self._members.get(job.job, {}).items():
                 lane.buffer.join(reader, since)
             self.lanes[job.job, slot] = self.control.lanes[lane.number] = lane

@@ -370,8 +370,8 @@ class World:
         elif action == "join" and member is None:
             self.came += 1
             self.members[who] = member = Member(who, self.in_order)
-            self.buffer.join(who)
             member.begin(max((each.inbox.number for each in self.members.values()), default=0))
+            self.buffer.join(who, member.inbox.number if size % 2 else 0)
             self.connect(member)
         elif member is None:
             return

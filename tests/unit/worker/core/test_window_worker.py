@@ -1,24 +1,23 @@
 """A worker whose slot keeps a window for two readers."""
 
-import functools
-
 import pytest
 from tests.unit.worker.core.worker_driver import CoreDriver
 
+from millrace.protocol import messages as msg
 from millrace.protocol.data_messages import Credit, Read, Received, Skipped
+from millrace.protocol.group_messages import Audience
+from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core import worker_actions as act
-from millrace.worker.core import worker_core
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.lane import Lane
 
 
 @pytest.fixture
-def driver(monkeypatch):
-    """A worker that has room for 100 bytes, and a job whose consumers 0 and 1 share slot 0."""
-    monkeypatch.setattr(worker_core, "slots_of", lambda job, reader: (0,))
-    monkeypatch.setattr(worker_core, "audience_of", lambda job, slot: (0, 1))
-    monkeypatch.setattr(worker_core, "Lane", functools.partial(Lane, sharing="window"))
-    return CoreDriver(100)
+def driver():
+    """A worker that has room for 100 bytes, and a group of two members."""
+    driver = CoreDriver(100, "of one")
+    driver.heard(msg.OpenJob("a", JobSpec("a", b"", "bundle", sharing="window"), 1, "tables"))
+    driver.heard(Audience("a", {0: 0, 1: 0}))
+    return driver
 
 
 def begin(driver, *credits_):
@@ -69,6 +68,29 @@ def test_all_that_is_sent_may_be_sent_to_others_too(driver):
     lane = begin(driver, 1000, 0)
     driver.put(lane, 0, 40)
     assert [each.shared for each in driver.taken(act.Send) if each.peer == "fast"] == [True]
+
+
+def test_who_shares_with_nobody_is_lent_memory_for_itself():
+    driver = CoreDriver(100, "of one")
+    driver.connect("alone", job="of one")
+    driver.say("alone", Read(0, 0, 1))
+    lane = driver.lease(0, 1, job="of one")
+    driver.begin(lane)
+    driver.put(lane, 0, 40)
+    assert [each.shared for each in driver.taken(act.Send)] == [False]
+
+
+def test_a_member_that_comes_late_begins_with_what_lies_in_the_window_and_one_that_has_gone_holds_nothing(driver):
+    lane = begin(driver, 1000, 0)
+    for index in range(3):
+        driver.put(lane, index, 40)
+        driver.say("fast", Received(0, 0, index + 1))
+    driver.heard(Audience("a", {0: 0, 2: 0}))
+    driver.connect("late", 2)
+    driver.actions.clear()
+    driver.say("late", Read(0, 0, 1))
+    assert heard(driver, "late") == [("skip", 1), 1, 2]
+    assert list(driver.core.lanes["a", 0].buffer.outboxes) == [0, 2]
 
 
 def test_who_asks_for_what_is_gone_is_told_so_and_nobody_runs_it_again(driver):
