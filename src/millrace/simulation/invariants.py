@@ -284,7 +284,8 @@ class Invariants:
         by_choice = job.reads.get(owner, -1) > number or job.spec.visitation != "exactly_once"
         if job.spec.coordinated:
             ranks = range(job.spec.num_consumers or 1)
-            by_choice = all(job.reads.get(rank, -1) > number or rank in history.said for rank in ranks)
+            past = history.said | job.gone  # who is gone and had read it all lacked nothing that could be said
+            by_choice = all(job.reads.get(rank, -1) > number or rank in past for rank in ranks)
         by_choice |= (
             self._cluster.older_journal.refused or job.spec.equal_steps
         )  # what one has more than others is left out, and counted as that

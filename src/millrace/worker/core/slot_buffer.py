@@ -90,7 +90,7 @@ class SlotBuffer:
             return self._read_out.get(key) == lease
         task = self.tasks[key]
         if outbox is not None and outbox.cursors[key].spared:
-            return not task.spared
+            return not task.finished or start < task.end
         return not task.spared and task.freed > 0 and start < task.first
 
     def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
@@ -167,6 +167,8 @@ class SlotBuffer:
                 outbox.cursors[key].done |= not readers
             self._free(task)
             self._settle(task)
+            if readers and key not in self.tasks:
+                self._read_out[key] = task.lease
 
     def _let_go(self, outbox: ReaderOutbox, key: TaskKey) -> None:
         """Let a reader go of a task, which it has, or which is of an epoch that it will not read: it is past that."""

@@ -177,3 +177,19 @@ def test_a_slot_is_filled_if_those_that_are_there_have_something_to_read():
     assert buffer.filled
     buffer.outboxes[1].attach("c1")
     assert not buffer.filled, "that one waits"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_who_asks_for_what_all_were_let_go_of_has_it_run_again(driver, finished):
+    lane = begin(driver, 0, 1)
+    put(driver, lane, 0)
+    if finished:
+        driver.finish(lane, 1, leftovers="some")
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 0)], [0]))
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 0)], [1]))
+    if not finished:
+        driver.finish(lane, 1, leftovers="some")
+    driver.told()
+    connect(driver, "c1", 1, [(0, 1)])
+    assert driver.told() == [msg.TaskReturned(msg.TaskRef("a", 0, 0), 1)], "an older journal may not know that"
+    assert driver.core.held() == []
