@@ -72,7 +72,7 @@ class ConsumerCore:
         self.came = Flow(), Flow()
         self._who, self._decode = who, decode
         self._pool = CreditPool(buffer_bytes)
-        self._session = self._untold = False
+        self._session = self._untold = self._waits = False
         self._heard = Told()
         self._before: EpochProgress | None = None  # of the epoch that ended last
         self._left: tuple[int, list[msg.TaskProgress]] = -1, []  # all that was read of it
@@ -189,14 +189,11 @@ class ConsumerCore:
             epoch, tasks = self.inbox.number, self.inbox.progress(everything=everything)
         report, measured = msg.ConsumerReport(max(self.wanted, 0)), self.measure(epoch, now)
         if measured is not None:
-            handed, (batch_time_s, wait_s, queue, pace) = measured
-            arrived, all_here = self.arrived
-            report = msg.ConsumerReport(
-                epoch, tasks, handed, batch_time_s, wait_s, queue, arrived=arrived, all_here=all_here, pace=pace
-            )
+            (handed, rates), (came, here) = measured, self.arrived
+            report = msg.ConsumerReport(epoch, tasks, handed, *rates[:3], arrived=came, all_here=here, pace=rates.pace)
         reruns, differed, impure = self._reruns.told
         known = {"reruns": reruns, "differed": differed, "impure": impure, "ended": report.epoch == self.read_to}
-        self._tell(replace(report, left_out=self.left_out, came=self.came, **known))
+        self._tell(replace(report, left_out=self.left_out, came=self.came, waits=self._waits, **known))
         self._untold = False
 
     def _leave(self, now: float) -> None:
@@ -284,7 +281,7 @@ class ConsumerCore:
 
     def _ask(self, ask: io.MoreWanted, now: float) -> None:
         """Answer with what there is; with nothing, if it is still to come."""
-        inbox, reading = self.inbox, self.reading
+        inbox, reading, self._waits = self.inbox, self.reading, False
         if inbox is None or reading is None or not inbox.number == reading.number == ask.epoch:
             error = ServiceError("the session was closed while an epoch was being read") if self.closed else None
             if not self._refuse(self.failure or error):
@@ -303,8 +300,10 @@ class ConsumerCore:
             pass
         elif inbox.finished:
             self._over(ask, reading)
-        elif (needed := inbox.needed()) is not None or inbox.any_will_do:
-            self._grant(self._pool.force(needed))
+        else:
+            self._waits = True
+            if (needed := inbox.needed()) is not None or inbox.any_will_do:
+                self._grant(self._pool.force(needed))
 
     def _hand_out(self, ask: io.MoreWanted, reading: EpochProgress, now: float) -> None:
         first = reading.untouched

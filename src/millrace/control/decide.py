@@ -16,7 +16,7 @@ from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.transaction import Transaction, merged
-from millrace.control.membership import groups, jobs, oversized, stalls, task_failures, workers
+from millrace.control.membership import detaching, groups, jobs, oversized, stalls, task_failures, workers
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
@@ -79,6 +79,7 @@ def _tick(tx: Transaction, item: inp.Tick) -> None:
     oversized.watch(tx)
     jobs.collect(tx)
     stalls.watch(tx)
+    detaching.watch(tx)
     allocation.dismiss_idle(tx)
     pool_size.end_unregistered(tx, item.running)
     pool_size.resize(tx)

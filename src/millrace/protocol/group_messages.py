@@ -13,9 +13,3 @@ class Audience(Message, frozen=True, tag="Audience"):
 
     job: str
     members: dict[int, int]
-
-
-class Detached(Message, frozen=True, tag="Detached"):
-    """The consumer is a member of its group no more, as it held up the others: it can go on alone from its state."""
-
-    reason: str

@@ -28,7 +28,7 @@ from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
 from millrace.protocol.crash_sites import CrashSite, Poison
-from millrace.protocol.group_messages import Audience, Detached
+from millrace.protocol.group_messages import Audience
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
@@ -366,19 +366,18 @@ class ConsumerReport(Message, frozen=True, tag="ConsumerReport"):
     """Mean number of elements lying ready over the last 100 elements."""
     reruns: int = 0
     """Tasks, over all epochs, that were run again after a part was here, and compared with that part."""
-    differed: int = 0
-    """Of which gave something else."""
+    differed: int = 0  # of which gave something else
     impure: str = ""
     """What is to be said about the first of these."""
     arrived: int = 0
     """Elements of the epoch that are here or were handed out; with ``all_here`` there will be no others."""
     all_here: bool = False
-    left_out: int = 0
-    """Elements, over all epochs, that were not used as other consumers had no more."""
+    left_out: int = 0  # elements, over all epochs, that were not used as other consumers had no more
     pace: Pace = Pace()
     """How the epoch was read so far."""
     came: tuple[Flow, Flow] = (Flow(), Flow())
     """From local workers, and from those of the service, since the session began."""
+    waits: bool = False  # its user has come for elements, and there are none
     ended: bool = False  # the reader of the epoch was told that there is no more: it reads nothing that comes later
 
 
@@ -479,9 +478,10 @@ class EpochEnds(Message, frozen=True, tag="EpochEnds"):
 
 
 class JobFailed(Message, frozen=True, tag="JobFailed"):
-    """The job is over because of this."""
+    """The job is over because of this; or for this consumer alone, if it was ``detached`` from those that share it."""
 
     failure: Failure
+    detached: bool = False
 
 
 class Notice(Message, frozen=True, tag="Notice"):
@@ -497,4 +497,4 @@ _ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding
 _ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived
 ToWorker = WorkerWelcome | _ToPlan | _ToRun | BlocksKnown | MeasureStore | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-ToConsumer = JobJoined | Detached | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice
+ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice

@@ -19,7 +19,7 @@ from millrace.protocol import messages as msg
 from millrace.simulation.cache_invariants import CacheInvariants
 from millrace.simulation.drawn_failures import check_before
 from millrace.simulation.job_history import EpochHistory, JobHistory
-from millrace.simulation.member_invariants import MemberInvariants
+from millrace.simulation.member_invariants import HELD_UP, MemberInvariants
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
@@ -394,6 +394,7 @@ class Invariants:
         self.pool.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
+            self.members.decided(event)
             if isinstance(event, ConsumerJoined):
                 self._came(event)
             elif isinstance(event, JobRemoved) and ANEW in event.reason:
@@ -403,7 +404,7 @@ class Invariants:
             elif isinstance(event, ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
-                if "came under its name" in event.reason:
+                if "came under its name" in event.reason or HELD_UP in event.reason:
                     continue
                 settings, broken = self._cluster.settings, self._broke(dispatcher, event.job)
                 self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)

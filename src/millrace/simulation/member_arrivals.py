@@ -24,6 +24,8 @@ MODES: tuple[dict[str, Any], ...] = (
     {"sharding": "static_contiguous", "deterministic": True},
     {"visitation": "at_most_once"},
 )
+STALLS = 0.1
+"""Share of the members that stand still for a long time."""
 COME_S = (0.5, 0.5, 5.0, 30.0)
 """Seconds in which the members of a group come, as likely as they are here."""
 
@@ -67,3 +69,8 @@ class MemberArrivals:
             stops = {epoch: rng.randrange(1, 20) for epoch in range(10) if rng.random() < 0.1}
             cluster.expected += 1
             cluster.network.after(rng.uniform(0.0, within), cluster.add_consumer, mine, 0, stops)
+
+    def stall(self, spec: JobSpec, name: str) -> int:
+        """Draw the message with which a member stands still; -1: with none."""
+        rng = random.Random(f"stall {self._cluster.seed} {name}")
+        return rng.randrange(1, 12) if spec.sharing and rng.random() < STALLS else -1

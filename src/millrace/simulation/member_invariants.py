@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft
+from millrace.control.journal.event import Event
 from millrace.protocol import messages as msg
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.virtual_network import Violation
@@ -13,6 +15,11 @@ from millrace.simulation.virtual_network import Violation
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
     from millrace.simulation.simulated_consumer import SimulatedConsumer
+
+
+LONG_S = 100.0
+"""Within which whoever stands still was detached long ago, and the others go on."""
+HELD_UP = "held up the others"
 
 
 class MemberInvariants:
@@ -26,6 +33,7 @@ class MemberInvariants:
         self._cluster = cluster
         self._yielded: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._reused: dict[tuple[str, int, int], int] = {}
+        self._came: dict[tuple[str, int], float] = {}
         self._last: dict[tuple[str, int], int] = {}
 
     def began(self, member: SimulatedConsumer, epoch: int, reused: int) -> None:
@@ -64,6 +72,25 @@ class MemberInvariants:
         absent = {each for task in tasks for each in pipeline.born_in(task)} - self._yielded[member.client, epoch]
         if absent and member.spec.visitation == "exactly_once":
             raise Violation(f"elements {sorted(absent)} of epoch {epoch} never came to {member.name}, which read on")
+
+    def stood_still(self, member: SimulatedConsumer, waiting: Sequence[SimulatedConsumer]) -> None:
+        """Check that nobody waits for a member that stood still: it would have been detached."""
+        now = self._cluster.network.now
+        for other in waiting:
+            alike = member.joined is not None and other.joined is not None and other.joined.job == member.joined.job
+            since = max(other.waits_since, self._cluster.stirred_at)
+            if alike and other is not member and now - since > LONG_S:
+                raise Violation(f"{other.name} has waited for {now - since:.0f} s, and {member.name} stood still")
+
+    def decided(self, event: Event) -> None:
+        """Check that nobody is detached before others can have waited for long enough."""
+        now = self._cluster.network.now
+        if isinstance(event, ConsumerJoined):
+            self._came.setdefault((event.job, event.consumer), now)
+        elif isinstance(event, ConsumerLeft):
+            lived = now - self._came.pop((event.job, event.consumer), 0.0)
+            if HELD_UP in event.reason and lived < self._cluster.settings.lockstep_wait_s:
+                raise Violation(f"member {event.consumer} of {event.job} was detached {lived:.1f} s after it came")
 
     def failed(self, member: SimulatedConsumer, failure: msg.Failure) -> None:
         """Its user gets an error."""

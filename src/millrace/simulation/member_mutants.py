@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.control.membership import groups, jobs
+from millrace.control.membership import detaching, groups, jobs
 from millrace.worker.core.slot_buffer import SlotBuffer
 
 _leave = SlotBuffer.leave
@@ -24,6 +24,11 @@ MEMBER_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
     "never-left": (
         "Workers do not hear that a member has left its group.",
         ((jobs, "tell_audience", lambda *_: None),),
+    ),
+    "never-detached": ("Nobody is detached.", ((detaching, "count_waiting", lambda *_: {}),)),
+    "detached-at-once": (
+        "Who holds up others is detached at once.",
+        ((detaching, "count_waiting", lambda _counted, _members, holding, _seconds: dict.fromkeys(holding, 1e9)),),
     ),
     "left-with-all": (
         "A member that leaves takes what the others lack with it.",

@@ -35,7 +35,7 @@ from millrace.simulation.state_invariants import difference
 from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Violation, VirtualNetwork
 
-SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store")
+SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store", lockstep_wait_s=6.0)
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
 """Of one of the pipelines a fraction fits, or all of most of them, or all of all."""
 EVENTS = 200
@@ -118,7 +118,7 @@ class SimulatedCluster:
         self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
         self._before: list[SimulatedPipeline] = []
-        self._stirred_at = 0.0
+        self.stirred_at = 0.0
         self._local = rng.random() < 0.3
         chance = random.Random(f"cluster {seed}")
         self.pool = SimulatedPool(self, chance) if chance.random() < SCALED else None
@@ -388,7 +388,7 @@ class SimulatedCluster:
 
     def stirred(self) -> None:
         """Something new has happened, from which everybody needs time to recover."""
-        self._stirred_at = self.network.now
+        self.stirred_at = self.network.now
 
     def needs(self, ref: msg.TaskRef) -> int:
         """Return the bytes of buffer that the outputs of a task need."""
@@ -418,7 +418,7 @@ class SimulatedCluster:
         network = self.network
         while not self.over:
             network.step()
-            if network.now > self._stirred_at + LIMIT_S:
+            if network.now > self.stirred_at + LIMIT_S:
                 raise Violation(f"nothing gets on: {self._waiting()}")
         self.check_replay()
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
 
 SOON_S, JOIN_S = 0.02, 10.0
+STALL_S = 200.0
+"""For which a job that shares its computation stands still, unless it is detached before."""
 
 
 class SimulatedConsumer(Process):
@@ -60,6 +62,7 @@ class SimulatedConsumer(Process):
         self._born = born
         self.spec, self.consumer, self.client = spec, consumer, name
         self._epochs = spec.epochs
+        self._stall = cluster.members.stall(spec, name)
         self.done = False
         self.failure: msg.Failure | None = None
         self.stops = stops
@@ -115,6 +118,8 @@ class SimulatedConsumer(Process):
         self._handle(item)
         if self._waiting:
             self._go_on()
+        elif self._stall == 0 and self.core.failure is not None:
+            self._fail(self.core.failure)  # who stands still looks up only then
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +294,24 @@ class SimulatedConsumer(Process):
             self._handle(io.Used())
         outputs: list[Output] = list(reading.current)
         self._invariants.yielded(self, reading.number, reading.task, outputs)
+        self._stall -= 1
+        if self._stall == 0:
+            self.after(STALL_S, self._stalled)
+            return
         self.after(self._slow * self.network.rng.uniform(0.5, 1.5) * len(outputs), self._next)
+
+    def _stalled(self) -> None:
+        """Go on after having stood still, which the others were not to wait for."""
+        self._stall = -1
+        self._cluster.invariants.members.stood_still(
+            self, [each for each in self._cluster.consumers if each.waits_since]
+        )
+        self._next()
+
+    @property
+    def waits_since(self) -> float:
+        """Second in which it came for elements that it has not got; 0: it does not wait."""
+        return self._since if self._waiting and self.alive and not self.done else 0.0
 
     def _next(self) -> None:
         reading = self.core.reading

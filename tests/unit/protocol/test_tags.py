@@ -9,6 +9,7 @@ from millrace.protocol import data_messages, messages
 
 TAGS = {
     "ToWorker": {
+        "Audience",
         "BlocksKnown",
         "ChooseSharding",
         "CloseJob",

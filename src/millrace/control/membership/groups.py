@@ -130,7 +130,7 @@ def _find_member(tx: Transaction, job: Job | None, name: str, message: msg.JoinJ
         raise Refused.because(
             "JobFailedError",
             f"this process was away from job {message.spec.name!r} for too long, and the others have read on without "
-            "it; load its state, or start its training loop again",
+            "it; load its state, and it goes on alone, or start its training loop again",
         )
     for place in places.values():
         if place.member == name and place.lost_at is None:

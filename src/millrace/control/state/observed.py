@@ -289,6 +289,9 @@ class Observed(msgspec.Struct):
     """Who had a session with the dispatcher's life before has had the time to come back."""
     held_up: dict[str, float] = {}
     """By job of which somebody waits for a consumer that was never seen, since when."""
+    waited_for: dict[str, dict[int, float]] = {}
+    """By group in lockstep, and by member, seconds in which others waited for it, as counted at ``waited_at``."""
+    waited_at: float = 0.0
     awaited: set[str] = set()
     """Those of these jobs whose consumers were told so."""
     leaving: dict[str, float] = {}

@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True):
         quotas: by tenant, how many workers its jobs may have together; of others: all.
         scaling_policy: that finds out how many workers a job needs.
         prices: for what is said to cost what; None: nobody has said any.
+        lockstep_wait_s: for how long a job may keep others waiting that share its computation in lockstep.
         trust: by tenant, the others whose blocks its jobs read.
     """
 
@@ -62,4 +63,5 @@ class Settings(msgspec.Struct, frozen=True):
     quotas: dict[str, int] = {}
     scaling_policy: Kind = "millrace"
     prices: PriceTable | None = None
+    lockstep_wait_s: float = 30.0
     trust: dict[str, list[str]] = {}

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.control.control_driver import OTHER_STRUCTURE, STRUCTURE, FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.actions import Action, SendToWorker
+from millrace.control.actions import Action, CloseClient, SendToClient, SendToWorker
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskLeased, TaskReleased
 from millrace.control.journal.transaction import merged
@@ -148,6 +148,57 @@ def test_who_was_away_for_too_long_is_told_to_go_on_from_its_state(service):
     one.spec = msgspec.structs.replace(one.spec, name=one.joined.job)  # as consumers have it once they have joined
     service.rejoin(one)
     assert "load its state" in one.failure.message
+
+
+def look(service, one, other, *, other_waits=False):
+    """The first one says that its user waits."""
+    service.now += 2.0
+    for peer, waits in ((one, True), (other, other_waits)):
+        service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, waits=waits)))
+    service.tick()
+
+
+def held_up(service):
+    """Two members, of which one has read a task that the other lacks."""
+    one, other = join(service, "c0", "one"), join(service, "c1", "other")
+    service.work(read=False)
+    service.read(one, service.readable(one)[0])
+    return one, other
+
+
+def test_who_holds_up_the_others_for_too_long_is_detached_and_what_it_lacked_is_dropped(service):
+    one, other = held_up(service)
+    for _ in range(16):
+        assert len(group(service).consumers) == 2
+        look(service, one, other)
+    look(service, one, other)
+    assert list(group(service).consumers) == [0]
+    sent = [each for each in service.last if isinstance(each, SendToClient | CloseClient) and each.client == "c1"]
+    assert isinstance(sent[0], SendToClient)
+    told = sent[0].message
+    assert isinstance(told, msg.JobFailed)
+    assert told.detached
+    assert "'other' was detached" in told.failure.message
+    assert "held up the others for 30 s" in told.failure.message
+    assert isinstance(sent[1], CloseClient)
+    while service.work():
+        validate(service.state)
+    assert sorted(one.complete) == list(range(6))
+
+
+def test_nobody_is_detached_where_all_wait(service):
+    one, other = held_up(service)
+    for _ in range(50):
+        look(service, one, other, other_waits=True)
+    assert len(group(service).consumers) == 2
+
+
+def test_nobody_is_detached_who_has_all_that_the_others_have(service):
+    one, other = held_up(service)
+    service.read(other, one.complete[0])
+    for _ in range(50):
+        look(service, one, other)
+    assert len(group(service).consumers) == 2
 
 
 @pytest.mark.parametrize(

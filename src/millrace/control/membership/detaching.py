@@ -1,0 +1,64 @@
+"""Detaching: a member of a group that holds up the others is one no more, and goes on alone from its state.
+
+A member holds up others at a moment if one of them has nothing in hand, while it has something, or is gone, and lacks
+outputs that the other has got. So nobody is blamed where workers are slow: then all have nothing in hand.
+"""
+
+from __future__ import annotations
+
+from millrace.control.journal.transaction import Transaction
+from millrace.control.membership.jobs import consumer_gone
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Consumer, Job
+from millrace.policies.sharing.lockstep import count_waiting, detach
+from millrace.protocol import messages as msg
+
+
+def watch(tx: Transaction) -> None:
+    """Detach members for which others have waited too long."""
+    counted: dict[str, dict[int, float]] = {}
+    for job in list(tx.state.jobs.values()):
+        if job.spec.sharing != "lockstep" or job.failure is not None:
+            continue
+        waited = tx.observed.waited_for.get(job.name)
+        seconds = 0.0 if waited is None else tx.now - tx.observed.waited_at
+        found = count_waiting(waited or {}, job.consumers, _holding(tx.observed, job), seconds)
+        decision = detach(found, tx.state.settings.lockstep_wait_s)
+        for member in decision.value:
+            place = job.consumers[member]
+            text = (
+                f"job {place.member!r} was detached from the jobs that it shares its computation with: it "
+                f"{decision.reason}; load its state, and it goes on alone"
+            )
+            tx.to_consumer(job, member, msg.JobFailed(msg.Failure("JobFailedError", text), detached=True))
+            consumer_gone(tx, job, member, decision.reason)
+            del found[member]
+        counted[job.name] = found
+    tx.observed.waited_for, tx.observed.waited_at = counted, tx.now
+
+
+def _holding(observed: Observed, job: Job) -> list[int]:
+    """List the members for which another one waits now."""
+    idle = {member: _has_nothing(observed, place) for member, place in job.consumers.items()}
+    waiting = [member for member, nothing in idle.items() if nothing]
+    return [
+        member for member, nothing in idle.items() if not nothing and any(_lacks(job, member, each) for each in waiting)
+    ]
+
+
+def _has_nothing(observed: Observed, place: Consumer) -> bool:
+    """Whether a member's user waits for elements of its epoch, and has none."""
+    report = observed.report(place.client)
+    if place.lost_at is not None or report is None or report.epoch != place.epoch:
+        return False
+    return report.waits
+
+
+def _lacks(job: Job, member: int, other: int) -> bool:
+    """Whether a member lacks outputs that another one has."""
+    for epoch in job.epochs.values():
+        for live in epoch.live.values():
+            mine, its = live.readers[member], live.readers[other]
+            if not mine.complete and (its.complete or its.received > mine.received):
+                return True
+    return False
