@@ -167,7 +167,7 @@ class SlotBuffer:
                 outbox.cursors[key].done |= not readers
             self._free(task)
             self._settle(task)
-            if readers and key not in self.tasks:
+            if key not in self.tasks:
                 self._read_out[key] = task.lease
 
     def _let_go(self, outbox: ReaderOutbox, key: TaskKey) -> None:

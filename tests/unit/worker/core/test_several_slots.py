@@ -193,3 +193,12 @@ def test_who_asks_for_what_all_were_let_go_of_has_it_run_again(driver, finished)
     connect(driver, "c1", 1, [(0, 1)])
     assert driver.told() == [msg.TaskReturned(msg.TaskRef("a", 0, 0), 1)], "an older journal may not know that"
     assert driver.core.held() == []
+
+
+def test_what_was_let_go_of_for_all_at_once_runs_again_for_whoever_asks(driver):
+    lane = begin(driver, 0, 1)
+    driver.finish(lane, 0, leftovers="some")
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 0)]))  # before the rank's own word has come
+    driver.told()
+    connect(driver, "c1", 1, [(0, 1)])
+    assert driver.told() == [msg.TaskReturned(msg.TaskRef("a", 0, 0), 1)]
