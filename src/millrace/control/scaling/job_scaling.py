@@ -65,8 +65,8 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
     _read(sight, consumer, report)
     readings = [index for index, place in job.consumers.items() if place.lost_at is None]
     by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
-    seen = list(by_consumer.values())
-    if regime is None or regime.experiment != "scaling" or not regime.workers or len(seen) < len(readings):
+    seen = counted(job, list(by_consumer.values()), len(readings))
+    if regime is None or regime.experiment != "scaling" or not regime.workers or not seen:
         return
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, sight)
     if sight.settling:
@@ -92,7 +92,7 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
         _chosen(tx, job, anew.value, "begins anew with its local workers")
         return
     rates = (tx.state.settings.prices or USUAL).rates(
-        len(seen), job.spec.accelerators, tx.state.index.serving.locals[job.name]
+        len(by_consumer), job.spec.accelerators, tx.state.index.serving.locals[job.name]
     )
     before = job.scaling.search
     decision = scaling_policies.step(before, Observation(look, _queue(tx, job), cpu, tx.now, rates), _limits(tx, job))
@@ -127,6 +127,17 @@ def _limits(tx: Transaction, job: Job) -> Limits:
         least = max(least, state.settings.least_workers)  # they are there, and nobody else's
     most = max(1, local, min(most, room))
     return Limits(max(1, min(max(least, job_placement.at_least(state, job)), most)), most, why if most == room else "")
+
+
+def counted(job: Job, seen: list[Reading], consumers: int) -> list[Reading]:
+    """Choose the readings that say what a job wants of its workers; none, as long as too few have read something.
+
+    These are all consumers', as each reads something else. Members of a group read the same, so that what is computed
+    is what the fastest one reads, whatever the others have read by then.
+    """
+    if job.spec.sharing:
+        return [max(seen, key=lambda reading: reading.elements)] if seen else []
+    return seen if len(seen) >= consumers else []
 
 
 # -- looks -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal.snapshot import plain
+from millrace.control.scaling.job_scaling import counted
+from millrace.control.state.observed import Reading
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Pace
 
@@ -248,3 +250,23 @@ def test_workers_that_have_not_begun_yet_do_not_say_that_there_is_nothing_to_do(
         assert len(trainer.serving) == 8
     trainer.idle = 0
     assert abs(trainer.run()[-1] - 16) <= 1
+
+
+@pytest.mark.parametrize(("sharing", "elements"), [("", [5, 7]), ("lockstep", [7])])
+def test_a_group_wants_what_its_fastest_member_reads_and_a_job_what_all_its_consumers_do(sharing, elements):
+    service = Service()
+    service.join("c0", "a", sharing=sharing)
+    (job,) = service.state.jobs.values()
+    readings = [Reading(0, Pace(), [Pace(count, 1.0, 0.5)]) for count in (5, 7)]
+    assert [reading.elements for reading in counted(job, readings, 2)] == elements
+    assert counted(job, [], 0) == []
+
+
+def test_a_group_does_not_wait_for_a_member_that_has_read_nothing_to_know_how_many_workers_it_wants():
+    service = Service()
+    service.join("c0", "a", sharing="lockstep")
+    service.join("c1", "b")
+    readings = [Reading(0, Pace(), [Pace(5, 1.0, 0.5)])]
+    group, alone = sorted(service.state.jobs.values(), key=lambda job: not job.spec.sharing)
+    assert counted(group, readings, 2) == readings
+    assert counted(alone, readings, 2) == []
