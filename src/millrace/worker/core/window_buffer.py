@@ -165,7 +165,7 @@ class WindowBuffer(SlotBuffer):
     def resize(self, limit: int) -> None:
         """Keep at most so many bytes from now on."""
         super().resize(limit)
-        self._trim()
+        self._advance()
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,8 @@ class WindowBuffer(SlotBuffer):
         furthest = self.furthest
         self._reading = -1 if furthest is None else furthest.reading
         self._set_mark(self._oldest if furthest is None else self._marks[furthest.reader])
-        self._trim()
+        if self._trim():
+            self._advance()  # those who lacked what is dropped have come further by that
 
     def _lacks(self, outbox: ReaderOutbox, number: int) -> bool:
         """Whether a message is kept that a reader lacks."""
@@ -256,9 +257,10 @@ class WindowBuffer(SlotBuffer):
         else:
             self._lacked.pop(epoch, None)
 
-    def _trim(self) -> None:
-        """Drop the oldest messages that the furthest reader has, as long as there are too many."""
+    def _trim(self) -> bool:
+        """Drop the oldest messages that the furthest reader has, as long as there are too many; whether there were."""
         most = self.limit if self._window is None else min(self._window, self.limit)
+        count = len(self._kept)
         while self._oldest < self._next and (
             self._oldest not in self._kept or (self.bytes > most and self._oldest < self._mark)
         ):
@@ -267,6 +269,7 @@ class WindowBuffer(SlotBuffer):
                 task, _ = self._kept[self._oldest - 1]
                 self._drop(self._oldest - 1)
                 self._settle(task)
+        return len(self._kept) < count
 
     def _drop(self, number: int) -> None:
         """Drop the oldest message of its task, whoever lacks it."""

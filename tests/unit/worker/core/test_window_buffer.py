@@ -228,6 +228,23 @@ def test_who_was_let_go_of_a_task_and_asks_for_it_all_the_same_gets_what_there_i
     assert taken(buffer, 0) == []
 
 
+def test_who_has_what_came_after_what_is_dropped_has_come_further_by_that():
+    buffer = WindowBuffer(60, [0, 1], window=50)
+    for task in range(2):
+        buffer.begin((0, task), task, 0)
+        read(buffer, 0, (0, task), task)
+    read(buffer, 1, (0, 1), 1)
+    put(buffer, 0, key=(0, 0), lease=0)
+    put(buffer, 0, 1, 2, 3, key=(0, 1), lease=1)
+    has(buffer, 1, 4, (0, 1))
+    has(buffer, 0, 1, (0, 0))
+    assert not buffer.room(0, 30), "the furthest has the first one only"
+    put(buffer, 4, key=(0, 1), lease=1)
+    assert (0, 0) in buffer.tasks
+    assert not buffer.tasks[0, 0].messages
+    assert buffer.room(0, 50), "now it is the other one, who lacks the last one only"
+
+
 def test_another_process_in_the_place_of_the_furthest_holds_back_what_it_lacks():
     buffer = window_of(0, 1)
     put(buffer, 0, 1, 2)
