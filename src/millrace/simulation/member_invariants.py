@@ -86,9 +86,12 @@ class MemberInvariants:
         """Check that nobody is detached before others can have waited for long enough."""
         now = self._cluster.network.now
         if isinstance(event, ConsumerJoined):
+            if event.member and event.epoch >= 0 and (event.job, event.consumer) not in self._came:
+                self._cluster.fired["member came later"] += 1
             self._came.setdefault((event.job, event.consumer), now)
         elif isinstance(event, ConsumerLeft):
             lived = now - self._came.pop((event.job, event.consumer), 0.0)
+            self._cluster.fired["member detached"] += HELD_UP in event.reason
             if HELD_UP in event.reason and lived < self._cluster.settings.lockstep_wait_s:
                 raise Violation(f"member {event.consumer} of {event.job} was detached {lived:.1f} s after it came")
 
