@@ -503,15 +503,13 @@ class Service:
 
     def readable(self, peer: FakeConsumer) -> list[int]:
         """Tasks that lie finished where the consumer was told."""
-        if peer.epoch is None or peer.joined is None or peer.failure is not None:
-            return []
-        found = []
-        for task, place in sorted(peer.reads.items()):
-            worker = self.workers.get(place.worker)
-            key = (peer.joined.job, peer.epoch.epoch, task)
-            if worker is not None and task not in peer.complete and worker.finished.get(key) == place.lease:
-                found.append(task)
-        return found
+        return [task for task in sorted(peer.reads) if self._lies_ready(peer, task)]
+
+    def _lies_ready(self, peer: FakeConsumer, task: int) -> bool:
+        if peer.epoch is None or peer.joined is None or peer.failure is not None or task in peer.complete:
+            return False
+        worker, key = self.workers.get(peer.reads[task].worker), (peer.joined.job, peer.epoch.epoch, task)
+        return worker is not None and worker.finished.get(key) == peer.reads[task].lease
 
     def tick(self, seconds: float = 0.0) -> None:
         """Time passes; everybody connected gives a sign of life."""
@@ -541,7 +539,7 @@ class Service:
                     if holder is not None and peer.epoch is not None:
                         holder.unread.pop((peer.joined.job, peer.epoch.epoch, task), None)
                 for task in self.readable(peer):
-                    if in_order(peer, task, self):
+                    if self._lies_ready(peer, task) and in_order(peer, task, self):  # reading one may move another
                         self.read(peer, task)
                         moved = True
         return moved

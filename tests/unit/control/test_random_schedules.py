@@ -174,6 +174,7 @@ def test_what_is_remembered_between_inputs_changes_no_decision(seed, plan, kinds
 )
 @example(seed=207, plan=(13, 4), kinds=["static in order"], consumers=2, room=1)
 @example(seed=1092, plan=(13, 4), kinds=["static in order", "off", "off"], consumers=1, room=1)
+@example(seed=88576, plan=(13, 4), kinds=["dynamic", "custom", "off"], consumers=1, room=2)
 def test_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, kinds, consumers, room):
     rng = random.Random(seed)
     service = Service(FakePlan(*plan))
