@@ -198,14 +198,12 @@ def _missed(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
             continue
         raw = peer.endswith("raw objects")
         for key in ("cold", "second"):
-            ratios = [
-                max(
-                    (each[name][key] for name in each if name.startswith(OURS) and ("raw" in name) == raw),
-                    default=0.0,
-                )
-                / each[peer][key]
+            ours = [
+                [each[name][key] for name in each if name.startswith(OURS) and ("raw" in name) == raw]
                 for each in rounds
-                if peer in each
+            ]
+            ratios = [
+                max(mine) / each[peer][key] for mine, each in zip(ours, rounds, strict=True) if mine and peer in each
             ]
             if ratios and statistics.median(ratios) < 1:
                 missed.append(f"{peer}, {key}: {statistics.median(ratios):.2f}")
