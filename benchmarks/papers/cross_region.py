@@ -13,11 +13,12 @@ are real.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import io
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ import numpy as np
 from benchmarks.far_store import BUCKET, far_store
 from benchmarks.machine import machine
 from benchmarks.papers.report import verdict, write
-from benchmarks.papers.scaled import Reading, service
+from benchmarks.papers.scaled import SECONDS, settled
 from benchmarks.papers.throttled import pause
 from millrace import Dataset
 
@@ -38,13 +39,16 @@ BYTES_PER_S = 200e6 / 8
 OWN_S = 0.020
 FILES, EPOCHS, TASKS = 400, 30, 400
 SIDE = 160
-MOST = 16
-SECONDS = 8.0
-LIMIT_S = 120.0
 REACHED = 0.97
 NEAR, FAR = "near", f"{1000 * ROUND_TRIP_S:.0f} ms away"
 
-_clients = threading.local()
+
+@functools.cache
+def client(_endpoint: str) -> Any:
+    """Client of the store that the environment tells of; one for all threads of a process."""
+    from obstore.store import S3Store
+
+    return S3Store(BUCKET)
 
 
 def decode(data: Any) -> Any:
@@ -57,11 +61,7 @@ def decode(data: Any) -> Any:
 
 def fetch(number: int) -> bytes:
     """One request, as somebody would write it who knows nothing of reading ahead."""
-    if not hasattr(_clients, "own"):
-        from obstore.store import S3Store
-
-        _clients.own = S3Store(BUCKET, client_options={"allow_http": True})
-    return bytes(_clients.own.get(f"{number % FILES:06d}.jpg").bytes())
+    return bytes(client(os.environ["AWS_ENDPOINT_URL"]).get(f"{number % FILES:06d}.jpg").bytes())
 
 
 def dataset(kind: str) -> Dataset:
@@ -84,28 +84,22 @@ def make_pictures(folder: str) -> None:
 
 def colocated(kind: str) -> dict[str, Any]:
     """A training whose own process reads and decodes."""
-    elements = iter(dataset(kind))
+    with contextlib.closing(iter(dataset(kind))) as elements:
 
-    def read(count: int) -> float:
-        began = time.perf_counter()
-        for _ in range(count):
-            next(elements)
-            pause(OWN_S)
-        return (time.perf_counter() - began) / count
+        def read(count: int) -> float:
+            began = time.perf_counter()
+            for _ in range(count):
+                next(elements)
+                pause(OWN_S)
+            return (time.perf_counter() - began) / count
 
-    read(50)
-    return {"workers": 0, "batch_s": read(round(SECONDS / OWN_S))}
+        read(50)
+        return {"workers": 0, "batch_s": read(round(SECONDS / OWN_S))}
 
 
 def served(kind: str) -> dict[str, Any]:
     """A training on a service that is left alone."""
-    with (
-        service(f"1-{MOST}") as address,
-        dataset(kind).distribute(address, job_name="reads", tasks=TASKS) as made,
-    ):
-        reading = Reading(address, "reads", iter(made), OWN_S)
-        workers = reading.settle(LIMIT_S)
-        return {"workers": workers, "batch_s": reading.read(round(SECONDS / OWN_S)), "timeline": reading.timeline}
+    return settled(dataset(kind), TASKS, OWN_S)
 
 
 def measure(kinds: Iterable[str] = ("its own function", "from_files")) -> Mapping[str, Any]:
@@ -116,7 +110,6 @@ def measure(kinds: Iterable[str] = ("its own function", "from_files")) -> Mappin
         make_pictures(folder)
         for place, round_trip_s in ((NEAR, 0.0), (FAR, ROUND_TRIP_S)):
             with far_store(folder, round_trip_s, BYTES_PER_S) as store, mock.patch.dict(os.environ, store.far):
-                _clients.__dict__.clear()
                 for kind in kinds:
                     for way in (colocated, served):
                         found = way(kind)

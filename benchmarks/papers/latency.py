@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.papers.far_source import fetch, server, work
 from benchmarks.papers.report import main
-from benchmarks.papers.scaled import Reading, service
+from benchmarks.papers.scaled import settled
 from millrace import Dataset
 
 QUESTION = "Is a source that is far away read as fast as a near one, by more workers?"
@@ -27,10 +27,6 @@ FILES = 600
 EPOCHS = 20
 """So many times the files; no job reads that many."""
 TASKS = 600
-MOST = 16
-SECONDS = 8.0
-"""Of a measurement."""
-LIMIT_S = 120.0
 KINDS = ("its own function", "from_files")
 NEAR, FAR = "near", f"{1000 * DELAY_S:.0f} ms away"
 
@@ -46,14 +42,8 @@ def dataset(kind: str, port: int) -> Dataset:
 
 def measured(kind: str, delay_s: float) -> dict[str, Any]:
     """A job that is left alone until the service has settled; and how fast it is then."""
-    with (
-        server(delay_s) as port,
-        service(f"1-{MOST}") as address,
-        dataset(kind, port).distribute(address, job_name="reads", tasks=TASKS) as served,
-    ):
-        reading = Reading(address, "reads", iter(served), OWN_S)
-        workers = reading.settle(LIMIT_S)
-        return {"workers": workers, "batch_s": reading.read(round(SECONDS / OWN_S)), "timeline": reading.timeline}
+    with server(delay_s) as port:
+        return settled(dataset(kind, port), TASKS, OWN_S)
 
 
 def measure() -> Mapping[str, Any]:

@@ -23,6 +23,8 @@ from millrace.clusters.child_process import hang_up, reap, spawn
 
 NBYTES = 4 << 10
 HEARTBEAT_S = 0.5
+MOST, LIMIT_S, SECONDS = 16, 120.0, 8.0
+"""Of a service that is left alone: its workers, and seconds until it has settled and of the measurement then."""
 
 
 class Model(NamedTuple):
@@ -131,3 +133,14 @@ class Reading:
             if workers.get("phase") == "settled" and workers["plan"] == workers["observed"]:
                 return int(workers["plan"])
         raise RuntimeError(f"no number of workers was settled on in {limit_s:g} s: {self.timeline[-5:]}")
+
+
+def settled(dataset: Dataset, tasks: int, own_s: float) -> dict[str, Any]:
+    """A consumer on a service that is left alone until it has settled; how fast it is then."""
+    with (
+        service(f"1-{MOST}") as address,
+        dataset.distribute(address, job_name="reads", tasks=tasks) as served,
+    ):
+        reading = Reading(address, "reads", iter(served), own_s)
+        workers = reading.settle(LIMIT_S)
+        return {"workers": workers, "batch_s": reading.read(round(SECONDS / own_s)), "timeline": reading.timeline}
