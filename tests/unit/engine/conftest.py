@@ -78,11 +78,22 @@ class FixedSizer(Sizer):
         assert size >= 0
 
 
+def go_on(made: Program, begin: Merged, tasks: Iterator[Task] | None = None) -> tuple[ProgressTracker, Iterator[Any]]:
+    """Read what is left of these tasks, or of all: how far that is, and the elements one after the other."""
+    tally = ProgressTracker(begin)
+    order = local_epoch.planned(made.plan) if tasks is None else tasks
+    return tally, tally.handed(local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin.epoch), order, begin, tally))
+
+
+def reached(epoch: int, tally: ProgressTracker) -> Merged:
+    """Where somebody else can go on."""
+    done, begun = tally.now()
+    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=begun)
+
+
 def elements_of(made: Program, tasks: Iterator[Task], number: int) -> list[Any]:
     """What these tasks give, one after the other."""
-    begin = Merged(epoch=number)
-    chunks = local_epoch.chunks_of(local_epoch.LocalEpoch(made, number), tasks, begin, ProgressTracker(begin))
-    return [element for chunk in chunks for element in chunk.elements]
+    return list(go_on(made, Merged(epoch=number), tasks)[1])
 
 
 class Runs:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.engine.any_pipeline import numbers
+from tests.unit.engine.conftest import go_on, reached
 
 from millrace.dataset import Dataset
-from millrace.engine.run import local_epoch
-from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.planning.checkpoint import Merged
 from millrace.planning.units import UnitMap
 
@@ -54,24 +53,14 @@ def test_rows_go_on_from_every_row(runs, made_of):
     dataset = rows_of(runs.sequential(70, 5, 75) if made_of == "sequential" else made_of)
     made = runs.program(dataset, tasks=7)
     try:
-
-        def read(begin: Merged) -> tuple[Any, Any]:
-            tally = ProgressTracker(begin)
-            epoch = local_epoch.LocalEpoch(made, begin.epoch)
-            return tally, tally.handed(local_epoch.chunks_of(epoch, local_epoch.planned(made.plan), begin, tally))
-
-        def state_of(tally: ProgressTracker) -> Merged:
-            done, begun = tally.now()
-            return Merged(epoch=1, done=done.low, later=done.text(), begun=begun)
-
-        tally, rows = read(Merged(epoch=1))
-        states, whole = [state_of(tally)], []
+        tally, rows = go_on(made, Merged(epoch=1))
+        states, whole = [reached(1, tally)], []
         for row in rows:
             whole.append(repr(row))
-            states.append(state_of(tally))
+            states.append(reached(1, tally))
         assert len(whole) > COUNT * 4 // LENGTH
         for step, state in enumerate(states):
-            assert [repr(row) for row in read(state)[1]] == whole[step:]
+            assert [repr(row) for row in go_on(made, state)[1]] == whole[step:]
     finally:
         made.close()
 

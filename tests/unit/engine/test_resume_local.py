@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import pipeline
+from tests.unit.engine.conftest import go_on, reached
 
 from millrace.dataset import Dataset
 from millrace.engine.run import local_epoch
@@ -49,22 +51,15 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
     made = runs.program(case.dataset, tasks=tasks, chunk=chunk)
     try:
 
-        def read(begin: Merged) -> tuple[Any, Any]:
-            order = local_epoch.planned(made.plan) if share is None else local_epoch.shared(made.plan, *share)
-            tally = ProgressTracker(begin)
-            chunks = local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin.epoch), order, begin, tally)
-            return tally, tally.handed(chunks)
-
-        def begin_at(tally: ProgressTracker) -> Merged:
-            done, begun = tally.now()
-            return Merged(epoch=1, done=done.low, later=done.text(), begun=begun)
+        def read(begin: Merged) -> tuple[ProgressTracker, Iterator[Any]]:
+            return go_on(made, begin, None if share is None else local_epoch.shared(made.plan, *share))
 
         tally, elements = read(Merged(epoch=1))
-        states, whole = [begin_at(tally)], []
+        states, whole = [reached(1, tally)], []
         for element in elements:
             whole.append(repr(element))
-            states.append(begin_at(tally))
-        states.append(begin_at(tally))
+            states.append(reached(1, tally))
+        states.append(reached(1, tally))
         steps = data.draw(st.lists(st.integers(0, len(whole) + 1), min_size=1, max_size=4), label="steps")
         for step in steps:
             tally, elements = read(states[step])
@@ -73,7 +68,7 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
             again = data.draw(st.integers(0, len(rest)), label="again")
             tally, elements = read(states[step])
             assert texts(itertools.islice(elements, again)) == rest[:again]
-            _, elements = read(begin_at(tally))
+            _, elements = read(reached(1, tally))
             assert texts(elements) == rest[again:]
     finally:
         made.close()
@@ -108,12 +103,8 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         over = TaskSet.of(done)
         gives = alone.low, alone.text()
         begin = Merged(epoch=1, done=over.low, later=over.text(), begun=sorted(begun.items()), alone=gives)
-        tally = ProgressTracker(begin)
-        found = texts(
-            tally.handed(
-                local_epoch.chunks_of(local_epoch.LocalEpoch(made, 1), local_epoch.planned(made.plan), begin, tally)
-            )
-        )
+        tally, elements = go_on(made, begin)
+        found = texts(elements)
         rest = [outputs[begun.get(number, 0) :] for number, outputs in enumerate(by_task) if number not in over]
         assert found == [text for outputs in rest for text in outputs]
         assert tally.now() == (TaskSet.of(range(len(by_task))), [])
