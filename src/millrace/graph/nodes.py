@@ -16,7 +16,7 @@ AUTOTUNE = -1
 
 
 PACKING_WINDOW = 32
-"""Open rows of ``pack`` by default; twice as many leave about a tenth less padding."""
+"""Open rows of ``pack`` by default; more of them leave hardly less padding."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
