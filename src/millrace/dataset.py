@@ -165,7 +165,8 @@ class Dataset(Operators, Viewable):
             element_length_func: length of an element; None: of its longest array.
             buckets: most that there may be.
             sample: number of elements to look at.
-            batch_tokens: most that a batch may have, padding included, for ``batch_sizes``; None: these are empty.
+            batch_tokens: most that a batch may have, padding included, for ``batch_sizes``; None: these are empty. A
+                batch with an element that is longer than all that were looked at may have more.
         """
         from millrace.length_sample import suggested_buckets
 

@@ -44,7 +44,7 @@ def suggest_buckets(lengths: Sequence[int], buckets: int, batch_tokens: int | No
     Args:
         lengths: of a sample of elements, at least one, none negative.
         buckets: how many there may be; there are fewer where there are fewer lengths.
-        batch_tokens: most that a batch may have, padding included; None: batch sizes are the user's.
+        batch_tokens: most that a batch of such elements may have, padding included; None: batch sizes are the user's.
     """
     sample = np.asarray(lengths, np.int64)
     ends = _ends(sample)
