@@ -144,12 +144,13 @@ class Totals:
             for total, measure in zip(self._ended, measures, strict=True):
                 total.add(measure)
 
-    def padding(self) -> list[tuple[int, int]]:
-        """List of each node (numbers that are padding, all numbers in the arrays that it padded)."""
+    def padding(self) -> list[dict[str, int]]:
+        """List of each node's ``padding`` and ``padded``, as a :class:`Measure` has them."""
         with self._lock:
             every = [self._ended, *self._running]
         return [
-            (sum(each.padding for each in node), sum(each.padded for each in node)) for node in zip(*every, strict=True)
+            {"padding": sum(each.padding for each in node), "padded": sum(each.padded for each in node)}
+            for node in zip(*every, strict=True)
         ]
 
     def by_node(self) -> list[tuple[int, int, float, float, float]]:

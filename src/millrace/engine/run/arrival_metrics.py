@@ -50,8 +50,9 @@ class ArrivalMetrics:
         for number, (elements, size, active_s, cpu_s, held_s) in enumerate(rows, 1):
             label = f"{self._graph.nodes[number]} behind distribute()"
             threads = self._threads[number].level if self._threads else 0
-            measure = NodeMeasure(number, label, elements, size, active_s, cpu_s, threads, held_s)
-            nodes[number] = msgspec.structs.replace(measure, padding=padding[number][0], padded=padding[number][1])
+            nodes[number] = NodeMeasure(
+                number, label, elements, size, active_s, cpu_s, threads, held_s, **padding[number]
+            )
         operators, loop, given = operators_of(nodes, *kinds(self._graph)), self.loop, rows[-1][0] if rows else 0
         wall_s = sum(each.wall_s for each in operators)
         load = BottleneckMeasures(

@@ -213,9 +213,9 @@ class Program:
             done = self._parts[number].account if number in self._far and number in self._parts else None
             flying = self._reads.in_flight.level if done is not None else 0
             threads = flying or self._operator_threads[number].level
-            measure = NodeMeasure(number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying)
-            if padding[number][1]:
-                measure = msgspec.structs.replace(measure, padding=padding[number][0], padded=padding[number][1])
+            measure = NodeMeasure(
+                number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying, **padding[number]
+            )
             found.append(measure if done is None else _with_requests(measure, done))
         return found
 
