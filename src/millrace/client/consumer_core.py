@@ -411,6 +411,7 @@ class ConsumerCore:
                 item.payload,
                 size,
                 address,
+                lease=header.lease,
                 last=header.last,
                 skipped=header.skipped,
                 changed=header.changed,

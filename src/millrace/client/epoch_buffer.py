@@ -176,6 +176,7 @@ class EpochBuffer:
         size: int,
         worker: str,
         *,
+        lease: int,
         last: bool,
         skipped: int = 0,
         changed: str = "",
@@ -183,7 +184,8 @@ class EpochBuffer:
     ) -> bool:
         """Take in a delivery; False if nothing in it was new.
 
-        What a run gives beyond the end that the task had in an earlier run is left out.
+        What a run gives beyond the end that the task had in an earlier run is left out, and what one that is no longer
+        read gives behind outputs that it has skipped: the one that is read may have these.
 
         Raises:
             ProtocolError: if outputs are missing between what is held and what came, or it is not one round.
@@ -192,6 +194,8 @@ class EpochBuffer:
         if inbox is None:
             return False
         if index > inbox.held and not inbox.complete:
+            if lease != inbox.lease:
+                return False
             raise ProtocolError(
                 f"task {task} of epoch {self.number}: output {inbox.held} is missing, {worker} went on with {index}"
             )

@@ -56,9 +56,17 @@ class Consumer:
         return actions
 
     def deliver(
-        self, task: int, index: int, outputs: Sequence[int], *, address: str = ONE, last: bool = False, epoch: int = 0
+        self,
+        task: int,
+        index: int,
+        outputs: Sequence[int],
+        *,
+        address: str = ONE,
+        last: bool = False,
+        epoch: int = 0,
+        lease: int = 1,
     ) -> list[io.Action]:
-        header = data.Delivery(epoch, task, 1, index, len(outputs), last=last)
+        header = data.Delivery(epoch, task, lease, index, len(outputs), last=last)
         return self.handle(io.Delivered(address, header, list(outputs), 10 * len(outputs)))
 
     def ask(self, epoch: int = 0) -> io.Answer | None:
@@ -451,6 +459,16 @@ def test_what_a_window_did_not_keep_is_acknowledged_and_does_not_come_again(cons
     assert report(consumer.said(io.Beat())).tasks == [msg.TaskProgress(0, 5, complete=False)]
     consumer.handle(io.Disconnected(ONE))
     assert io.TellWorker(ONE, data.Read(0, 0, 1, 5)) in consumer.handle(io.Connected(ONE))
+
+
+def test_behind_what_a_lost_worker_skipped_nothing_of_it_is_read(consumer: Consumer) -> None:
+    consumer.read(0)
+    consumer.deliver(0, 0, [10, 11])
+    consumer.read(0, TWO, lease=2, start=2)
+    assert consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5))) == []
+    assert consumer.deliver(0, 5, [15], last=True) == [io.TellWorker(ONE, data.Received(0, 0, 1))]
+    consumer.deliver(0, 1, [11, 12], address=TWO, last=True, lease=2)
+    assert (consumer.take(), consumer.take()) == ([10, 11], [12])
 
 
 def test_a_state_counts_what_was_missed_once_all_before_it_was_handed_out(consumer: Consumer) -> None:

@@ -12,8 +12,9 @@ from millrace.errors import ProtocolError
 from millrace.protocol.messages import TaskProgress
 
 
-def deliver(inbox, task, index, count, *, last=False, worker="a:1"):
-    return inbox.accept(task, index, count, list(range(index, index + count)), 10 * count, worker, last=last)
+def deliver(inbox, task, index, count, *, last=False, worker="a:1", lease=1):
+    values = list(range(index, index + count))
+    return inbox.accept(task, index, count, values, 10 * count, worker, lease=lease, last=last)
 
 
 def taken(inbox):
@@ -73,8 +74,8 @@ def test_first_come_first_read():
     inbox = EpochBuffer(0)
     inbox.assign(0, 1, "a:1")
     inbox.assign(1, 2, "b:1")
-    inbox.accept(1, 0, 1, ["later task"], 1, "b:1", last=True)
-    inbox.accept(0, 0, 1, ["earlier task"], 1, "a:1", last=True)
+    inbox.accept(1, 0, 1, ["later task"], 1, "b:1", lease=2, last=True)
+    inbox.accept(0, 0, 1, ["earlier task"], 1, "a:1", lease=1, last=True)
     assert taken(inbox) == ["later task", "earlier task"]
 
 
@@ -82,12 +83,12 @@ def test_in_order_waits_for_the_task_that_comes_next():
     inbox = EpochBuffer(0, cycle=SlotCycle())
     inbox.assign(0, 1, "a:1")
     inbox.assign(2, 2, "b:1")
-    inbox.accept(2, 0, 1, ["second"], 1, "b:1", last=True)
+    inbox.accept(2, 0, 1, ["second"], 1, "b:1", lease=2, last=True)
     assert inbox.take() is None
     assert inbox.needed() == ("a:1", 0)
-    inbox.accept(0, 0, 1, ["first"], 1, "a:1", last=False)
+    inbox.accept(0, 0, 1, ["first"], 1, "a:1", lease=1, last=False)
     assert taken(inbox) == ["first"]
-    inbox.accept(0, 1, 0, [], 0, "a:1", last=True)
+    inbox.accept(0, 1, 0, [], 0, "a:1", lease=1, last=True)
     assert taken(inbox) == ["second"]
     assert inbox.needed() is None
 
@@ -161,7 +162,7 @@ def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
             count = min(rng.randint(0, 4), lengths[task] - start)
             payload = [(task, i) for i in range(start, start + count)]
             last = start + count == lengths[task]
-            inbox.accept(task, start, count, payload, count, "a:1", last=last)
+            inbox.accept(task, start, count, payload, count, "a:1", lease=1, last=last)
             position[task] += count
         if rng.random() < 0.5 and (arrival := inbox.take()) is not None:
             read.extend(arrival.payload[arrival.skip :])
@@ -175,22 +176,22 @@ def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
 def test_a_task_that_runs_again_although_it_was_read_is_asked_for_until_its_worker_is_through():
     inbox = EpochBuffer(0)
     inbox.assign(3, 1, "one:1")
-    assert inbox.accept(3, 0, 2, b"xx", 2, "one:1", last=True)
+    assert inbox.accept(3, 0, 2, b"xx", 2, "one:1", lease=1, last=True)
     assert not inbox.wanted(3)
     assert inbox.assign(3, 1, "one:1") == 2
     assert not inbox.wanted(3)  # said again by a dispatcher that was restarted
     assert inbox.assign(3, 2, "two:1") == 1
     assert inbox.wanted(3)
     assert inbox.unfinished("two:1") == [(3, 2, 1)]
-    assert not inbox.accept(3, 2, 0, None, 0, "two:1", last=True)
+    assert not inbox.accept(3, 2, 0, None, 0, "two:1", lease=2, last=True)
     assert not inbox.wanted(3)
     assert inbox.holds(3) == (2, True)
 
 
-def encoded(inbox, task, index, values, *, last=False, worker="a:1", changed=""):
+def encoded(inbox, task, index, values, *, last=False, worker="a:1", changed="", lease=1):
     payload = b"".join(codec.encode(values)) if values else b""
     count = len(values)
-    return inbox.accept(task, index, count, payload, len(payload), worker, last=last, changed=changed)
+    return inbox.accept(task, index, count, payload, len(payload), worker, lease=lease, last=last, changed=changed)
 
 
 def read_all(inbox):
@@ -224,7 +225,7 @@ def test_what_the_user_did_to_an_element_does_not_count():
     inbox = EpochBuffer(0)
     inbox.assign(3, 1, "a:1")
     array = np.arange(4)
-    inbox.accept(3, 0, 1, bytearray(b"".join(codec.encode([array]))), 1, "a:1", last=False)
+    inbox.accept(3, 0, 1, bytearray(b"".join(codec.encode([array]))), 1, "a:1", lease=1, last=False)
     [mine] = read_all(inbox)
     mine[:] = 0
     inbox.assign(3, 2, "b:1")

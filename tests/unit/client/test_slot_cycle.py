@@ -111,7 +111,7 @@ class Rank:
         last = index + there == self.counts[task]
         if there and last and self.rng.random() < 0.5:
             last = False  # the mark of the end comes by itself
-        self.buffer.accept(task, index, int(there), [(task, index)] * there, 1, "a:1", last=last)
+        self.buffer.accept(task, index, int(there), [(task, index)] * there, 1, "a:1", lease=1, last=last)
         self.sent[task] += there
         if last:
             self.ended.add(task)
@@ -189,15 +189,15 @@ def test_a_tail_is_not_read_before_its_inputs_though_it_lies_ready():
     for task in (0, 1, 2, 3):
         inbox.assign(task, 1, "a:1")
     for task, last in ((1, True), (3, True), (0, False)):
-        inbox.accept(task, 0, 1, [f"{task}:0"], 1, "a:1", last=last)
+        inbox.accept(task, 0, 1, [f"{task}:0"], 1, "a:1", lease=1, last=last)
     assert [inbox.take().payload, inbox.take().payload] == [["0:0"], ["1:0"]]  # type: ignore[union-attr]
     assert inbox.take() is None
     assert inbox.needed() == ("a:1", 0)
-    inbox.accept(0, 1, 1, ["0:1"], 1, "a:1", last=True)
+    inbox.accept(0, 1, 1, ["0:1"], 1, "a:1", lease=1, last=True)
     assert inbox.take().payload == ["0:1"]  # type: ignore[union-attr]
     assert inbox.take() is None, "3 is left out or not, as 2 will show"
     assert inbox.needed() == ("a:1", 0)
-    inbox.accept(2, 0, 1, ["2:0"], 1, "a:1", last=True)
+    inbox.accept(2, 0, 1, ["2:0"], 1, "a:1", lease=1, last=True)
     assert [inbox.take().payload, inbox.take().payload] == [["2:0"], ["3:0"]]  # type: ignore[union-attr]
 
 
@@ -210,10 +210,10 @@ def test_what_comes_next_is_needed_though_more_lies_ready():
     inbox.assign(0, 1, "a:1")
     inbox.assign(1, 2, "b:1")
     for number in range(9):
-        inbox.accept(1, number, 1, [f"1:{number}"], 1, "b:1", last=False)
+        inbox.accept(1, number, 1, [f"1:{number}"], 1, "b:1", lease=1, last=False)
     assert inbox.take() is None
     assert inbox.needed() == ("a:1", 0)
-    inbox.accept(0, 0, 1, ["0:0"], 1, "a:1", last=True)
+    inbox.accept(0, 0, 1, ["0:0"], 1, "a:1", lease=1, last=True)
     assert inbox.needed() is None
     assert [inbox.take().payload, inbox.take().payload] == [["0:0"], ["1:0"]]  # type: ignore[union-attr]
     assert inbox.take() is None, "the next task of slot 0 is awaited"
@@ -224,8 +224,8 @@ def test_what_comes_next_is_needed_though_more_lies_ready():
 def test_a_slot_whose_tasks_were_all_read_is_left_out():
     inbox = buffer(tasks=3, over=TaskSet.of([0, 2]), turn=4)
     inbox.assign(1, 2, "b:1")
-    inbox.accept(1, 0, 1, ["1:0"], 1, "b:1", last=False)
-    inbox.accept(1, 1, 1, ["1:1"], 1, "b:1", last=True)
+    inbox.accept(1, 0, 1, ["1:0"], 1, "b:1", lease=1, last=False)
+    inbox.accept(1, 1, 1, ["1:1"], 1, "b:1", lease=1, last=True)
     assert inbox.take() is not None
     assert inbox.take() is not None
     assert not inbox.finished
@@ -237,10 +237,10 @@ def test_the_last_tasks_are_waited_for_until_they_have_a_worker():
     inbox = buffer()
     inbox.ends([0, 1])
     inbox.assign(1, 2, "b:1")
-    inbox.accept(1, 0, 1, ["1:0"], 1, "b:1", last=True)
+    inbox.accept(1, 0, 1, ["1:0"], 1, "b:1", lease=1, last=True)
     assert inbox.take() is None
     inbox.assign(0, 3, "a:1")
-    inbox.accept(0, 0, 0, [], 0, "a:1", last=True)
+    inbox.accept(0, 0, 0, [], 0, "a:1", lease=1, last=True)
     assert inbox.take() is not None
 
 
@@ -249,7 +249,7 @@ def test_a_task_of_before_that_is_leased_again_is_not_read_again():
     inbox.assign(0, 9, "a:1", 3)
     assert inbox.progress() == [TaskProgress(0, 3, complete=True)]
     assert inbox.wanted(0), "so that its worker hears that it is read"
-    assert not inbox.accept(0, 3, 1, ["0:3"], 1, "a:1", last=True)
+    assert not inbox.accept(0, 3, 1, ["0:3"], 1, "a:1", lease=1, last=True)
     assert not inbox.wanted(0)
 
 
@@ -257,7 +257,7 @@ def test_several_rounds_in_one_message_are_no_rounds():
     inbox = buffer()
     inbox.assign(0, 1, "a:1")
     with pytest.raises(ProtocolError, match="a:1 sent 2 rounds in one message"):
-        inbox.accept(0, 0, 2, ["0:0", "0:1"], 1, "a:1", last=False)
+        inbox.accept(0, 0, 2, ["0:0", "0:1"], 1, "a:1", lease=1, last=False)
 
 
 def test_an_input_without_rounds_that_a_state_has_is_not_over_before_those_in_front_of_it():
@@ -274,6 +274,6 @@ def test_an_epoch_without_a_round_says_why_unless_one_was_read_before(task, coun
     inbox = buffer(tasks=1, over=TaskSet.of(over))
     inbox.assign(task, 1, "a:1")
     assert not inbox.unfilled
-    inbox.accept(task, 0, count, ["0:0"] * count, 1, "a:1", last=True, left_out=5)
+    inbox.accept(task, 0, count, ["0:0"] * count, 1, "a:1", lease=1, last=True, left_out=5)
     assert words in inbox.unfilled
     assert bool(inbox.unfilled) == bool(words)

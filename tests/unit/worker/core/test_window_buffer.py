@@ -345,7 +345,9 @@ class Member:
         if skipped is not None:
             self.inbox.skip(skipped.task, skipped.lease, skipped.upto)
         elements = [(header.task, header.index + at) for at in range(header.count)]
-        self.inbox.accept(header.task, header.index, header.count, elements, 0, "w", last=header.last)
+        self.inbox.accept(
+            header.task, header.index, header.count, elements, 0, "w", lease=header.lease, last=header.last
+        )
         upto, complete = self.inbox.holds(header.task)
         self.acks.append((header.epoch, header.task, upto, complete))
         while (arrival := self.inbox.take()) is not None:
