@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millrace.elements.tree import nbytes
 from millrace.errors import CodecError
 from millrace.worker.core.slot_buffer import LEAST_BYTES
 from millrace.worker.core.worker_inputs import OutputMessage, Share
 
 MOST = 1 << 17
 """Most elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
+
+_MOST_WAITING = 64 << 20
+"""Most bytes of elements that wait for a message to be full, if all are as large as the newest one."""
 
 Encode = Callable[[list[Any]], list[Any]]
 """Function from elements to bytes-like objects that together are one codec message."""
@@ -20,7 +24,8 @@ class Packer:
     """Packer of elements into messages; an element is never split.
 
     How many elements make a message is learnt from the message before, as asking each element for its size would
-    cost more than an estimate that is off now and then.
+    cost more than an estimate that is off now and then. Of each chunk one is asked, so that a task of pictures behind
+    one of labels does not wait for a message of thousands.
 
     Args:
         encode: see :data:`Encode`.
@@ -42,6 +47,9 @@ class Packer:
     def add(self, elements: list[Any]) -> None:
         """Add more outputs of the task, in order."""
         self._elements = self._elements + elements if self._elements else elements
+        size = nbytes(self._elements[-1]) if self._elements else 0
+        if len(self._elements) * size > _MOST_WAITING:  # larger elements than those before
+            self.batch = max(1, min(self.batch, self.target // size))
 
     def messages(self, *, flush: bool) -> Iterator[OutputMessage]:
         """Yield the messages that are full; with ``flush`` also what is left."""

@@ -74,6 +74,16 @@ def test_what_one_task_taught_holds_for_the_next():
     assert [message.count for message in again.messages(flush=True)] == [50]
 
 
+def test_large_elements_behind_a_task_of_small_ones_do_not_wait_until_there_are_as_many():
+    packer = Packer(encode, batch=10_000)
+    waiting = 0
+    for _ in range(9):
+        packer.add([bytes(1 << 20)] * 10)
+        waiting += 10 - sum(message.count for message in packer.messages(flush=False))
+        assert waiting <= 64
+    assert waiting == 0
+
+
 @given(
     st.lists(st.lists(st.binary(max_size=20), max_size=7), max_size=6),
     st.integers(1, 4),
