@@ -149,6 +149,42 @@ TARGETS = (
     Target("the mode chosen in Figure 8, of the fastest", "papers.figure8", "of the fastest", "service", most=1.03),
     Target("fairness among 64 jobs alike, Jain's index", "papers.many_jobs", "jain", "alike", least=0.95),
     Target("the same, half of them of twice the priority", "papers.many_jobs", "jain", "two", least=0.95),
+    *(
+        Target(f"64 jobs that share: {what}, off those of one job by", "papers.figure10", figure, way, most=0.05)
+        for way in ("A, window", "A, lockstep")
+        for what, figure in (
+            (f"{way[3:]}, calls of functions", "calls"),
+            (f"{way[3:]}, operators' CPU", "operators_s"),
+            (f"{way[3:]}, bytes from the store", "bytes"),
+        )
+    ),
+    *(
+        Target(f"their speed, {way[3:]}, of their steps", "papers.figure10", "speed", way, least=0.95)
+        for way in ("A, window", "A, lockstep")
+    ),
+    Target("the fastest job that shares a window, of alone", "papers.windows", "of alone", "fastest", least=0.97),
+    Target(
+        "elements made for jobs one after the other, off the formula by",
+        "papers.windows",
+        "off",
+        "one after the other",
+        most=0.05,
+    ),
+    *(
+        Target(f"memory of 16 jobs on one host, {way}, of one's", "papers.one_host", "memory", way, most=1.3)
+        for way in ("window", "lockstep")
+    ),
+    *(
+        Target(
+            f"{jobs} jobs that share, {way}: bytes that the store need not send",
+            "papers.shared_reads",
+            "less",
+            f"{jobs} jobs, {way}",
+            least=least,
+        )
+        for jobs, least in ((2, 0.49), (8, 0.87))
+        for way in ("window", "lockstep")
+    ),
     Target("items that a second job makes again", "papers.figure11", "again", "service", most=0),
     Target("what a cache of a quarter saves, of the ideal", "papers.quarter", "saved", "service", least=0.95),
     *(

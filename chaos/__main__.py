@@ -26,7 +26,7 @@ from rich.table import Table
 
 from chaos.child_processes import NotFiredError
 from chaos.crew import GUARD_S, Crew
-from chaos.faults import DISKS, KINDS
+from chaos.faults import ALONE, DISKS, KINDS
 from chaos.pipeline import CACHES, Expected, expect, is_kept, write_data
 from chaos.reader import PLANTS, Options
 from chaos.schedule import Fault, draw
@@ -36,6 +36,8 @@ STALL_S = 2 * GUARD_S
 """Nobody has read anything for so long: it hangs."""
 AT_ONCE = 8
 """Faults that are under way, at most."""
+_GROUPS = 2
+"""At a time, if jobs are members of groups."""
 _DISK = "32m"
 _THREADS = 32
 _WIDTH = 120
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _small_disk(work_dir) as small, _small_disk(cache_disk):
         if not small:
             console.print("no fault fills a disk: mounting a small one is not permitted here", style="yellow")
-        weights = {kind: KINDS[kind][0] for kind in options.only or KINDS if small or kind not in DISKS}
+        left_out = (set() if small else DISKS) | (ALONE if options.members else set())
+        weights = {kind: KINDS[kind][0] for kind in options.only or KINDS if kind not in left_out}
         schedule = draw(options.seed, options.faults, weights)
         crew = Crew(folder, work_dir, os.path.join(cache_disk, "blocks"), options.cache_mib << 20)
         run = Run(options, folder, crew, schedule, console)
@@ -80,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(KINDS), metavar="KIND", help="of: " + "; ".join(KINDS))
     parser.add_argument("--epochs", type=int, default=32, metavar="N", help="in all, over all jobs (default 32)")
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 3], metavar="N", help="of each job (1 3)")
+    parser.add_argument(
+        "--members",
+        type=int,
+        default=0,
+        metavar="N",
+        help="each job is read in lockstep by so many of one consumer each",
+    )
     parser.add_argument(
         "--caches",
         nargs="+",
@@ -118,17 +128,19 @@ class Job(NamedTuple):
         consumers: how many read it.
         in_order: each reads in the plan's order.
         cache: see :data:`chaos.pipeline.CACHES`.
+        member: which it is of which group, in words; "": it is read by itself.
     """
 
     consumers: int
     in_order: bool
     cache: str
+    member: str = ""
 
     @property
     def name(self) -> str:
         """In words."""
         plural, order = "s" * (self.consumers > 1), " in order" * self.in_order
-        return f"{self.consumers} consumer{plural}{order}, {self.cache}"
+        return self.member + f"{self.consumers} consumer{plural}{order}, {self.cache}"
 
 
 class Run:
@@ -150,14 +162,20 @@ class Run:
         self.failure = ""
         self._options, self._folder, self._console = options, folder, console
         self._crew = crew
+        readers = [(place, consumers, "") for place, consumers in enumerate(options.consumers)]
+        if options.members:
+            members = range(options.members)
+            readers = [(place, 1, f"group {place}, member {n}: ") for place in range(_GROUPS) for n in members]
         # Side by side jobs that are read in order and jobs that are not, and then the other way around.
         # In the first turn what is kept is different from job to job, in the second it is the same.
         self._phases = [
             [
-                Job(consumers, (place + turn) % 2 == 0, options.caches[(2 * turn + place) % len(options.caches)])
-                for place, consumers in enumerate(options.consumers)
+                Job(
+                    consumers, (place + turn) % 2 == 0, options.caches[(2 * turn + place) % len(options.caches)], member
+                )
+                for place, consumers, member in readers
             ]
-            for turn in range(min(2, options.epochs // len(options.consumers)))
+            for turn in range(min(2, options.epochs // len(readers)))
         ]
         self.epochs = options.epochs // sum(map(len, self._phases))
 
@@ -203,6 +221,7 @@ class Run:
                         deterministic=job.in_order,
                         epochs=self.epochs,
                         cache=job.cache,
+                        sharing="lockstep" if job.member else "",
                         plant=self._options.plant,
                     )
                     for index in range(job.consumers)

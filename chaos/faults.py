@@ -210,3 +210,5 @@ KINDS: dict[str, tuple[float, Run]] = {
 """By name: its weight in the budget, and what does it."""
 DISKS = {"disk full", "cache full"}
 """They need small disks."""
+ALONE = {"consumer stopped, replaced"}
+"""They are about jobs read by themselves: whoever loads a member's state reads on alone, and replaces nobody."""

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+import millrace as mr
 from chaos.pipeline import pipeline, prints
 from millrace.client.epoch_buffer import EpochBuffer
 from millrace.errors import ServiceError, ServiceUnreachableError
@@ -39,6 +40,7 @@ class Options(msgspec.Struct, frozen=True):
         deterministic: as for ``distribute``.
         epochs: to read.
         cache: see :data:`chaos.pipeline.CACHES`.
+        sharing: of a member of a group, a :class:`millrace.Sharing`'s value; "": the job is its own.
         plant: a bug to plant, see :data:`PLANTS`; empty: none.
         state: to go on from, in msgpack; empty: from nothing.
     """
@@ -52,6 +54,7 @@ class Options(msgspec.Struct, frozen=True):
     deterministic: bool
     epochs: int
     cache: str
+    sharing: str = ""
     plant: str = ""
     state: bytes = b""
 
@@ -86,12 +89,12 @@ def main() -> None:
     options = msgspec.json.decode(sys.argv[1], type=Options)
     if options.plant:
         PLANTS[options.plant]()
+    several = {"num_consumers": options.consumers, "consumer_index": options.index}
     dataset = pipeline(options.pattern, options.pause_s, options.cache).distribute(
         options.address,
         job_name=options.job,
-        num_consumers=options.consumers,
-        consumer_index=options.index,
         deterministic=options.deterministic,
+        **({"sharing": mr.Sharing(options.sharing)} if options.sharing else several),
     )
     with dataset:
         if options.state:

@@ -99,12 +99,74 @@ def costs(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.costs-table.svg", report)]
 
 
+def figure10(report: Report, folder: str) -> list[str]:
+    """What all jobs need, of what one does, and how fast they are, over their number, in each mode."""
+    plt = pyplot()
+    drawing, (costs, speeds) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    alone = next(iter(report["results"].values()))
+    one = next(iter(alone.values()))
+    colours = itertools.chain([_OURS, _CACHEW, _PODS, "#888888"], itertools.repeat(_FAINT))
+    for (mode, found), colour in zip(report["results"].items(), colours, strict=False):
+        numbers = [int(count) for count in found]
+        needed = [
+            each["calls"] / each["batches"] * count / (one["calls"] / one["batches"])
+            for count, each in zip(numbers, found.values(), strict=True)
+        ]
+        costs.plot(numbers, needed, color=colour, marker=".", label=mode)
+        speeds.plot(numbers, [each["mean_speed"] for each in found.values()], color=colour, marker=".", label=mode)
+    for axes, label in ((costs, "calls that all jobs need, of one's"), (speeds, "mean speed, of the steps")):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("jobs")
+        axes.set_ylabel(label)
+    costs.set_yscale("log", base=2)
+    speeds.set_ylim(bottom=0)
+    costs.legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.figure10-jobs.svg", report)]
+
+
+def shared_reads(report: Report, folder: str) -> list[str]:
+    """What jobs read from the store, apart and sharing."""
+    bars = {
+        f"{jobs} jobs, {way}": each["bytes"] for jobs, ways in report["results"].items() for way, each in ways.items()
+    }
+    return [_bars(bars, "bytes from the store", folder, "papers.shared_reads-bytes.svg", report)]
+
+
+def one_host(report: Report, folder: str) -> list[str]:
+    """Memory of one job and of many."""
+    bars = {
+        f"{jobs} jobs, {way}": each["beyond"] / (1 << 20)
+        for way, runs in report["results"].items()
+        for jobs, each in runs.items()
+    }
+    return [_bars(bars, "MiB beyond those without data", folder, "papers.one_host-memory.svg", report)]
+
+
+def windows(report: Report, folder: str) -> list[str]:
+    """What jobs of each speed did not get, which is what they were told of."""
+    bars = {row["job"]: row["lost"] for row in report["results"]["together"][-1]["jobs"]}
+    return [_bars(bars, "batches that a job missed", folder, "papers.windows-missed.svg", report)]
+
+
+def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report: Report) -> str:
+    plt = pyplot()
+    drawing, axes = plt.subplots(figsize=(8, 0.34 * len(bars) + 0.9), layout="constrained")
+    axes.barh(list(bars), list(bars.values()), color=_OURS, height=0.7)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    return _saved(plt, drawing, folder, file, report)
+
+
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.costs": costs,
+    "papers.figure10": figure10,
     "papers.figure6": figure6,
+    "papers.one_host": one_host,
     "papers.scale_out": scale_out,
+    "papers.shared_reads": shared_reads,
     "papers.step_change": step_change,
     "papers.timelines": timelines,
+    "papers.windows": windows,
 }
 """By benchmark: what draws its plots into a folder, and returns the lines of the page that show them."""
 

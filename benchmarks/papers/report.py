@@ -24,10 +24,26 @@ def main(
         arguments: of the command line.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=question)
+    return answer(parser, lambda _: measure(), arguments)
+
+
+def answer(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+    arguments: Sequence[str] | None = None,
+) -> Mapping[str, Any]:
+    """Runs an experiment that has options of its own beside ``--json FILE``, and returns what it found.
+
+    Args:
+        parser: of its options; its ``prog`` is ``python -m MODULE``, and its ``description`` the question.
+        measure: gets the options, runs it, and returns figures that JSON can hold.
+        arguments: of the command line.
+    """
     parser.add_argument("--json", metavar="FILE", help="writes every figure here, too")
     options = parser.parse_args(arguments)
     on = machine()
-    found = measure()
+    found = measure(options)
+    module, question = parser.prog.removeprefix("python -m "), parser.description or ""
     write(options.json, module, question, arguments, on, found)
     return found
 

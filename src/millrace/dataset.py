@@ -12,7 +12,7 @@ from millrace.graph import nodes as g
 from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 from millrace.operators import Operators
 from millrace.pipeline import Pipeline
-from millrace.served import ServedPipeline
+from millrace.windowed import pipeline_of
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
@@ -186,6 +186,7 @@ class Dataset(Operators, Viewable):
         incomplete: Literal["drop", "mix"] = "drop",
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
+        window_bytes: int | None = None,
         workers: int | tuple[int, int] | str = "auto",
         target_workers: Literal["auto", "local", "remote", "any"] = "auto",
         local_workers: int | None = None,
@@ -203,7 +204,7 @@ class Dataset(Operators, Viewable):
 
         Args:
             service: ``"grpc://host:port"`` of a dispatcher; None: one embedded here, from the first ``iter()`` on.
-            job_name: consumers of one name share one job; None: a job of one's own.
+            job_name: consumers of one name read one job, of which each gets a part; None: a job of one's own.
             sharding: which worker runs which task; or a pure function (tasks, workers) -> a worker's index for each.
             visitation: how often an element may come.
             deterministic: elements in plan order: the same in every run with this seed, on any number of workers.
@@ -214,7 +215,8 @@ class Dataset(Operators, Viewable):
             incomplete: of ``coordinated``, what fills no round of batches of a bucket at the end of an epoch: left out
                 ("drop"), or put together into rounds of mixed lengths ("mix").
             consumer_index: which of them this is; None: the lowest that is free.
-            sharing: not yet.
+            sharing: jobs that are alike and say so have the pipeline computed once for all of them.
+            window_bytes: of ``Sharing.WINDOW``, what each worker keeps for slower jobs; None: half its buffer or more.
             workers: a number, (least, most), "auto" (as few as feed the consumer) or "cheapest" (for an element).
             target_workers: "local": only in this host; "remote": only the service's; "any"; "auto": local ones first.
             local_workers: processes that this host may have for it; None: for "auto" none, else the cores but one.
@@ -235,7 +237,8 @@ class Dataset(Operators, Viewable):
         """
         chosen = {name: value for name, value in locals().items() if name not in {"self", "service", "token"}}
         made = validation.written(type(self).distribute, service, **chosen)
-        return DistributedDataset(ServedPipeline(self._source, service, token=token, made=made, **chosen))
+        kind = pipeline_of(sharing, visitation)
+        return DistributedDataset(kind(self._source, service, token=token, made=made, **chosen))
 
     def __pipeline__(self) -> Pipeline:
         """Pipeline behind the dataset: for millrace's own use."""

@@ -26,6 +26,7 @@ MillraceError
     ├── JobConflictError         a job of this name exists and is another pipeline
     ├── ConsumerConflictError    a consumer of this index is reading already
     ├── JobFailedError           the job ended on the service for a reason given
+    │   └── DetachedError            it goes on without this process, which goes on alone from its state
     └── ProtocolError            a message that no version of this protocol sends
 """
 
@@ -167,6 +168,10 @@ class ConsumerConflictError(ServiceError):
 
 class JobFailedError(ServiceError):
     """The job cannot go on; the message is the service's reason."""
+
+
+class DetachedError(JobFailedError):
+    """A group of jobs that share one computation goes on without this one, which can go on alone from its state."""
 
 
 class ProtocolError(ServiceError):

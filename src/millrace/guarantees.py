@@ -33,14 +33,16 @@ class Visitation(enum.Enum):
     AT_MOST_ONCE = "at_most_once"
     """What a lost worker had is not computed again."""
     ZERO_ONCE_OR_MORE = "zero_once_or_more"
-    """Any number of times; what ``ShardingPolicy.OFF`` gives."""
+    """Any number of times; what ``ShardingPolicy.OFF`` gives, and epochs that are filled from a shared window."""
 
 
 class Sharing(enum.Enum):
-    """Ways in which jobs share one pipeline's work."""
+    """Ways in which jobs that are alike have their pipeline computed once (tf.data service 3.5)."""
 
     WINDOW = "window"
+    """The fastest job goes on, and the others skip what no window of recent elements has any more."""
     LOCKSTEP = "lockstep"
+    """Each job gets every element of every epoch that it reads; who keeps the others waiting goes on alone."""
 
 
 def check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
@@ -103,9 +105,60 @@ def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
         )
     if chosen.equal_steps:
         raise PipelineError("coordinated=True gives all ranks equally many steps by itself: leave equal_steps out")
-    if chosen.sharing is not None:
-        raise PipelineError("coordinated=True cannot be with sharing between jobs yet: leave sharing out")
+    if chosen.sharing is Sharing.WINDOW:
+        raise PipelineError(
+            "coordinated=True cannot be with Sharing.WINDOW: a round that the window kept for one rank and not for "
+            "another would put them out of step; say sharing=Sharing.LOCKSTEP, or leave sharing out"
+        )
     return str(chosen.incomplete)
+
+
+def check_sharing(chosen: Any, service: str | None, num_consumers: int | None, consumer_index: int | None) -> str:
+    """Check ``sharing`` and what contradicts it; give its name, "" if it is not chosen.
+
+    Args:
+        chosen: the arguments of ``distribute``.
+        service: that is asked.
+        num_consumers: how many processes read the job.
+        consumer_index: which of them this is.
+    """
+    sharing = chosen.sharing
+    if chosen.window_bytes is not None and sharing is not Sharing.WINDOW:
+        raise PipelineError(
+            "window_bytes is of the windows that jobs share: say sharing=Sharing.WINDOW too, or leave window_bytes out"
+        )
+    if sharing is None:
+        return ""
+    if not isinstance(sharing, Sharing):
+        raise PipelineError(f"sharing is {_members(Sharing)} or None, not {sharing!r}")
+    if service is None:
+        raise PipelineError(
+            f"sharing={sharing} is between jobs of one service, and without an address each job has a service of its "
+            "own: start one with `millrace dispatcher`, or hold a LocalService, and give all jobs its address"
+        )
+    if sharing is Sharing.WINDOW and chosen.visitation is Visitation.EXACTLY_ONCE:
+        raise PipelineError(
+            "with sharing=Sharing.WINDOW a job that is slower than the others skips elements, so that "
+            "Visitation.EXACTLY_ONCE cannot be kept: say visitation=Visitation.AT_MOST_ONCE, or ZERO_ONCE_OR_MORE if "
+            "others are to come in their place, or sharing=Sharing.LOCKSTEP, with which each job gets every element"
+        )
+    if (num_consumers not in (None, 1) or consumer_index) and not chosen.coordinated:
+        raise PipelineError(
+            f"sharing={sharing} is between jobs of one process each, and each of them gets all elements: leave "
+            "num_consumers and consumer_index out, or sharing if the processes are to divide the elements; or say "
+            "coordinated=True, so that each process of a job gets its batch of every round"
+        )
+    if chosen.sharding is ShardingPolicy.OFF:
+        raise PipelineError(
+            f"ShardingPolicy.OFF has no two epochs alike, so that there is nothing to share: leave sharding out, or "
+            f"sharing={sharing}"
+        )
+    if chosen.target_workers not in ("auto", "remote") or chosen.local_workers is not None:
+        raise PipelineError(
+            f"sharing={sharing} is computed by workers of the service, as those of this host would be one job's alone: "
+            "leave target_workers and local_workers out"
+        )
+    return str(sharing.value)
 
 
 def _members(kind: type[enum.Enum]) -> str:

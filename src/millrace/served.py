@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,25 +12,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from millrace import validation
-from millrace.errors import ConsumerConflictError, PipelineError, ServiceError, StateError, UnknownLengthError
+from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.base import Readable
 from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
 from millrace.graph.rounds import in_rounds
-from millrace.guarantees import ShardingPolicy, check, check_coordinated, check_equal
+from millrace.job_parameters import check_helpers, chosen_parameters
+from millrace.own_job import own_job, told_detached, told_late
 from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
 from millrace.planning.shapes import Varying
-from millrace.protocol.job_spec import CYCLE_LENGTH, MOST_ACCELERATORS, MOST_TASKS
-from millrace.validation import one_of
 
 if TYPE_CHECKING:
-    from millrace.client.deferred_reader import DeferredReader
+    from millrace.client.deferred_reader import AnyReader, DeferredReader
     from millrace.client.epoch_iterator import EpochIterator
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.local_workers import LocalWorkers
     from millrace.elements.sealed_memory import SealedMemory
+    from millrace.errors import DetachedError
     from millrace.pipeline import Pipeline
 
 
@@ -56,68 +55,39 @@ class ServedPipeline(Readable):
         self._pipeline: Pipeline | None = pipeline
         self._expression = f"{pipeline}.{made}"
         self._service = service
-        num_consumers, self._consumer_index = validation.consumers(choice.num_consumers, choice.consumer_index)
-        validation.asker(service, choice.job_name, token, num_consumers, self._consumer_index)
+        self._consumer_index, self._parameters = chosen_parameters(choice, pipeline, service, token)
         if token is None and service is not None:
             from millrace.clusters.service import token_of
 
             token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
-        self._compression = choice.compression
-        one_of("distribute", "progress", choice.progress, (False, True))
-        self._progress = choice.progress
-        seed = validation.seed("distribute", choice.seed)
-        check(choice.sharding, choice.visitation, choice.deterministic)
-        check_equal(choice.equal_steps, num_consumers, choice.visitation)
-        coordinated = check_coordinated(choice, num_consumers)
-        validation.place(choice.target_workers, choice.local_workers, service)
-        validation.claim(choice.priority, choice.tenant, choice.sharing)
-        one_of("distribute", "untrusted_cache", choice.untrusted_cache, ("recompute", "refuse"))
-        one_of("distribute", "compression", choice.compression, (None, "lz4", "zstd"))
-        tasks = choice.tasks
-        if tasks is not None:
-            tasks = validation.positive("distribute", "tasks", tasks, MOST_TASKS)
-        # Processes that share a job would each draw another seed, so there the dispatcher draws it.
-        drawn = pipeline.seed if choice.job_name is None else pipeline.graph.seed()
-        self._parameters: dict[str, Any] = {
-            "name": choice.job_name or f"job-{secrets.token_hex(4)}",
-            "visitation": choice.visitation.value,
-            "deterministic": bool(choice.deterministic or coordinated),
-            "num_consumers": num_consumers,
-            "equal_steps": choice.equal_steps,
-            "seed": drawn if seed is None else seed,
-            "tasks": tasks,
-            "workers": validation.workers(choice.workers),
-            "cheapest": bool(choice.workers == "cheapest"),
-            "accelerators": validation.positive("distribute", "accelerators", choice.accelerators, MOST_ACCELERATORS),
-            "sharding": choice.sharding.value if isinstance(choice.sharding, ShardingPolicy) else "custom",
-            "priority": float(choice.priority),
-            "tenant": choice.tenant,
-            "untrusted_cache": choice.untrusted_cache,
-            "target_workers": "any" if service is None else choice.target_workers,
-            "coordinated": coordinated,
-            "cycle_length": CYCLE_LENGTH if coordinated else 1,
-        }
-        self._named = choice.job_name is not None
-        self._seed_is_chosen = seed is not None or pipeline.graph.seed() is not None
+        self._compression, self._progress = choice.compression, choice.progress
+        self._sharing, self._alone = choice.sharing, False
+        self._named = choice.job_name is not None and choice.sharing is None
+        self._seed_is_chosen = choice.seed is not None or pipeline.graph.seed() is not None
         self._workers = choice.workers
         self._local_workers = validation.local_workers(service, choice.target_workers, choice.local_workers)
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
-        from millrace.client.bundling import ship
+        from millrace.client.bundling import fingerprint_of, ship
 
         self._memories: dict[str, SealedMemory] = {}
         self._share_arrays()
-        graph = in_rounds(pipeline.graph, num_consumers or 1, coordinated) if coordinated else pipeline.graph
+        graph = pipeline.graph
+        if self.coordinated:
+            graph = in_rounds(graph, self.ranks, self._parameters["coordinated"])
         self._structure, self._bundle = ship(graph, choice.sharding)
+        if choice.sharing is not None:
+            self._parameters["functions"] = fingerprint_of(graph, choice.sharding)
         self._embedded: LocalService | None = None
         self._local: LocalWorkers | None = None
         self._session: ConsumerSession | None = None
         self._share: Share | None = None
         self._passes = EpochCursor()
-        self._resumed: weakref.ref[EpochReader] | None = None
+        self._resumed: weakref.ref[AnyReader] | None = None
         self._first: weakref.ref[DeferredReader] | None = None
         self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
         self._closings = 0
+        self._job = self._parameters["name"]
         self._lock = threading.RLock()
 
     def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochIterator:
@@ -128,11 +98,7 @@ class ServedPipeline(Readable):
 
     def reader(self, number: Number = None, share: Share | None = None) -> DeferredReader:
         """Make the reader of one epoch; each of several ranks may load its state into it, before or after others."""
-        if self.coordinated and share is not None and share[1] > 1:
-            raise PipelineError(
-                f"coordinated=True gives each rank's batches to one process, and this DataLoader has {share[1]}: make "
-                "it with num_workers=0 or 1"
-            )
+        check_helpers(self._parameters, share)
         several = share is None and self._parameters["num_consumers"] not in (None, 1)
         with self._lock:
             try:
@@ -159,7 +125,7 @@ class ServedPipeline(Readable):
         self._first = weakref.ref(found)
         return found
 
-    def _begin_instead(self, first: Callable[[], DeferredReader | None], closings: int) -> EpochReader:
+    def _begin_instead(self, first: Callable[[], DeferredReader | None], closings: int) -> AnyReader:
         """Go on with the loaded states in the place of an iterator that was not asked yet, or beside it."""
         with self._lock:
             following, other = self._passes.following, first()
@@ -185,19 +151,20 @@ class ServedPipeline(Readable):
             return DeferredReader(functools.partial(self._reload, None), awaits=error, fresh=self._fresh_state())
 
     def _next_epoch(self, number: Number, share: Share | None) -> DeferredReader:
-        passes, session = self._passes, self._joined(share)
-        passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
-        chosen, _ = passes.choose(number)
-
         from millrace.client.deferred_reader import DeferredReader
 
+        passes, session = self._passes, self._joined(share)
+        if self._sharing is not None and not session.reading:
+            return DeferredReader(functools.partial(self._reload, share), reader=self._begin_shared(session, number))
+        passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
+        chosen, _ = passes.choose(number)
         reload = functools.partial(self._reload, share)
         if not session.reading:
             return DeferredReader(reload, reader=self._begin(session, chosen, passes))
         begin = functools.partial(self._begin_beside, chosen, share, self._closings)
         return DeferredReader(reload, begin=begin, fresh=self._fresh_state(chosen), passes=passes)
 
-    def _begin_beside(self, number: int, share: Share | None, closings: int) -> EpochReader:
+    def _begin_beside(self, number: int, share: Share | None, closings: int) -> AnyReader:
         """Begin an epoch; in a job of its own, if another one is still being read.
 
         Raises:
@@ -210,14 +177,39 @@ class ServedPipeline(Readable):
             alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
             if alone:
                 return self._begin(session, number, EpochCursor())
-            other = self._join(None, {"name": f"job-{secrets.token_hex(4)}", "epochs": number + 1})
+            other = self._join(None, own_job(self._parameters, epochs=number + 1))
             self._others.add(other)
             return self._begin(other, number, EpochCursor(), self._new_local(other.job, None))
 
     def _begin(self, session: ConsumerSession, number: int, passes: EpochCursor, keep: object = None) -> EpochReader:
-        return session.epoch(number, keep=(self, keep), passes=passes, failed=weakref.WeakMethod(self._leave))
+        failed, alone = weakref.WeakMethod(self._leave), None if self._sharing is None else self._go_on_alone
+        return session.epoch(number, keep=(self, keep), passes=passes, failed=failed, alone=alone)
 
-    def _resume(self, number: Number, share: Share | None) -> EpochReader:
+    def _begin_shared(self, session: ConsumerSession, number: Number) -> EpochReader:
+        """Begin the next epoch with the group if it is at the beginning of one, and in a job of one's own if not."""
+        passes, there, late = self._passes, session.next_epoch, session.late
+        chosen, shares = passes.choose_shared(number, there, late=late, leads=session.leads)
+        if shares:
+            return self._begin(session, chosen, passes)
+        self._session = None
+        session.close()
+        other = self._join(None, own_job(self._parameters, seed=session.seed, epochs=chosen + 1))
+        self._others.add(other)
+        other.warn(told_late(self._parameters, chosen, there, late=late))
+        return self._begin(other, chosen, passes)
+
+    def _go_on_alone(self, state: Checkpoint, why: DetachedError) -> ConsumerSession:
+        """Join a job that reads what is left of the epoch that a group reads on without this member."""
+        with self._lock:
+            if self._session is not None and self._session.failed:
+                self._session.close()
+                self._session = None
+            other = self._join(None, own_job(self._parameters, seed=state.seed, epochs=state.epoch + 1), (state,))
+            self._others.add(other)
+        other.warn(told_detached(self._parameters, state.epoch, why))
+        return other
+
+    def _resume(self, number: Number, share: Share | None) -> AnyReader:
         """Begin the epoch that the loaded states lead to."""
         passes, loaded = self._passes, self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
@@ -258,7 +250,7 @@ class ServedPipeline(Readable):
             elif self._local is not None:
                 self._local.close()
 
-    def _reload(self, share: Share | None, state: Any) -> EpochReader:
+    def _reload(self, share: Share | None, state: Any) -> AnyReader:
         """Make the reader of an iterator into which ``state`` is loaded."""
         with self._lock:
             resumed = self._resumed() if self._resumed is not None else None
@@ -286,12 +278,11 @@ class ServedPipeline(Readable):
                 else "the state is of a process of a DataLoader without a service, which had tasks of its own"
             )
         self._resumed = self._first = None
-        if first.seed is not None:
-            self._parameters["seed"] = first.seed
+        self.adopt_seed(first.seed)
 
     def adopt_seed(self, seed: int | None) -> None:
-        """See :class:`Readable`."""
-        if seed is not None:
+        """See :class:`Readable`. Who shares goes on alone with it, and then takes the others' again."""
+        if seed is not None and self._sharing is None:
             self._parameters["seed"] = seed
 
     def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
@@ -387,7 +378,7 @@ class ServedPipeline(Readable):
         from millrace.client.status_query import fetch_status
 
         found = fetch_status(self.service_address(), self._token)
-        own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._parameters["name"]]
+        own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._job]
         return {**found, "bottleneck": own[0] if own else None}
 
     def __str__(self) -> str:
@@ -440,13 +431,21 @@ class ServedPipeline(Readable):
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """Session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
         former = self._session
-        if former is not None and not (former.closed or former.failed or share != self._share or states):
+        if former is not None and self._alone and former.reading:  # it goes on from a state; the next epoch is shared
+            self._others.add(former)
+            former = None
+        if former is not None and not (self._alone or former.closed or former.failed or share != self._share or states):
             return former
         self._session = None
         if former is not None:
             former.close()
-        self._session = session = self._join(share, {}, states)
-        self._share, self._passes.following = share, 0  # the job may have begun anew
+        self._alone = self._sharing is not None and bool(states)
+        self._session = session = self._join(
+            share, own_job(self._parameters, seed=states[0].seed) if self._alone else {}, states
+        )
+        self._share = share
+        if self._sharing is None:
+            self._passes.following = 0  # the job may have begun anew
         self._start_local(session.job, share)
         return session
 
@@ -477,6 +476,7 @@ class ServedPipeline(Readable):
             states=states,
             progress=self._progress,
         )
+        self._job = job_session.job
         return ConsumerSession(job_session)
 
     def _start_local(self, job: str, share: Share | None) -> None:

@@ -386,8 +386,8 @@ def place(target_workers: Any, local_workers: Any, service: str | None) -> None:
         raise PipelineError('target_workers="remote" has no local workers: leave local_workers out, or say "auto"')
 
 
-def claim(priority: Any, tenant: Any, sharing: Any) -> None:
-    """Check what the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
+def claim(priority: Any, tenant: Any) -> None:
+    """Check what the job claims of the service's workers."""
     number = isinstance(priority, int | float) and not isinstance(priority, bool)
     if not number or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise PipelineError(
@@ -395,8 +395,6 @@ def claim(priority: Any, tenant: Any, sharing: Any) -> None:
         )
     if not isinstance(tenant, str) or not tenant:
         raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
-    if sharing is not None:
-        raise PipelineError("sharing between jobs is not there yet; leave sharing out")
 
 
 def local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:

@@ -37,6 +37,19 @@ def _own_temporary_directory() -> Iterator[None]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt what tests start also where a script has started them in the background.
+
+    A shell without job control has such processes ignore SIGINT, and so do all that these start.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left(_own_temporary_directory: None) -> Iterator[None]:
     processes, threads, files = _processes(), set(threading.enumerate()), _files()

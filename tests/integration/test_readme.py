@@ -24,6 +24,7 @@ DOCUMENTS = (
     "docs/recipes.md",
     "docs/resume.md",
     "docs/service.md",
+    "docs/sharing.md",
     "docs/writing-functions.md",
 )
 BY_HAND = {"range", "zip"}

@@ -31,7 +31,7 @@ def coordinated(dataset: mr.Dataset | None = None, **chosen: Any) -> mr.Distribu
         ({"visitation": mr.Visitation.AT_MOST_ONCE}, r"cannot be with Visitation.AT_MOST_ONCE.*leave visitation out"),
         ({"visitation": mr.Visitation.ZERO_ONCE_OR_MORE}, r"cannot be with Visitation.ZERO_ONCE_OR_MORE"),
         ({"equal_steps": True}, "equally many steps by itself: leave equal_steps out"),
-        ({"sharing": mr.Sharing.LOCKSTEP}, "cannot be with sharing between jobs yet: leave sharing out"),
+        ({"sharing": mr.Sharing.WINDOW}, "would put them out of step; say sharing=Sharing.LOCKSTEP"),
         ({"coordinated": "yes"}, "coordinated must be one of False, True, not 'yes'"),
         ({"incomplete": "keep"}, "incomplete must be one of 'drop', 'mix', not 'keep'"),
         ({"coordinated": False, "incomplete": "mix"}, "there are rounds with coordinated=True alone"),

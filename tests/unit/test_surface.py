@@ -67,8 +67,8 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),
         (iter(TEN), [*STATES, "close", "measures", "put_back", "rewrites", "skipped", "status"]),
-        (EpochIterator(AWAITED), [*STATES, "close", "put_back", "skipped"]),
-        (behind(AWAITED), [*STATES, "close", "put_back", "skipped"]),
+        (EpochIterator(AWAITED), [*STATES, "close", "members", "missed", "put_back", "skipped"]),
+        (behind(AWAITED), [*STATES, "close", "members", "missed", "put_back", "skipped"]),
     ],
     ids=lambda shown: type(shown).__name__ if not isinstance(shown, list) else "",
 )

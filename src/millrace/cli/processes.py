@@ -52,6 +52,13 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="seconds that a lost consumer's place is kept, or a job for consumers that have not come (default 300)",
     )
     command.add_argument(
+        "--lockstep-wait",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds that one of several jobs which share in lockstep may keep the others waiting (default 30)",
+    )
+    command.add_argument(
         "--work-dir",
         metavar="DIR",
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
@@ -167,6 +174,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         first_workers=options.first_workers or (most if options.cluster == "local" else None),
         heartbeat_s=options.heartbeat,
         job_gc_timeout=options.job_gc_timeout,
+        lockstep_wait=options.lockstep_wait,
         work_dir=options.work_dir,
         cache_dir=absolute(options.cache_dir) if options.cache_dir else "",
         cache_bytes=options.cache_bytes or 0,

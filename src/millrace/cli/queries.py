@@ -13,6 +13,7 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
     add_service(command)
     add_json(command)
+    command.add_argument("--metrics", action="store_true", help="as Prometheus reads it")
     command.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     command.add_argument(
         "--check",
@@ -56,18 +57,22 @@ def add_service(command: argparse.ArgumentParser) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from millrace.cli.shutdown import until_interrupted
     from millrace.client.status_query import check, fetch_status, watch_status
-    from millrace.display import status
+    from millrace.display import status, status_metrics
 
     if options.check:
         waits = check(options.service, token_of(options), options.timeout)
         print(f"the dispatcher answers, and waits: {waits}" if waits else "the dispatcher answers")
         return 0
     if options.watch:
-        status.watch(watch_status(options.service, token_of(options), options.timeout), as_lines=options.json)
+        answers = watch_status(options.service, token_of(options), options.timeout)
+        status.watch(until_interrupted(answers), as_lines=options.json)
         return 0
     found = fetch_status(options.service, token_of(options), options.timeout)
-    if options.json:
+    if options.metrics:
+        print(status_metrics.metrics(found), end="")
+    elif options.json:
         print(status.as_json(found))
     else:
         status.show(found)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+T = TypeVar("T")
 
 EXIT_S = 5.0
 """Seconds that a process waits, after its orderly end, for a user's code that still holds it."""
@@ -36,6 +43,37 @@ def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
 
     if parent_pipe:
         watch_parent(ended)
+
+
+def until_interrupted(answers: Iterable[T]) -> Generator[T]:
+    """Give the answers until Ctrl-C, also where it meets a ``__del__`` or a callback, in which Python swallows it.
+
+    Raises:
+        KeyboardInterrupt: at once, or instead of the next answer.
+    """
+    interrupted = False
+    before = signal.getsignal(signal.SIGINT)
+    report = sys.unraisablehook
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    def report_others(swallowed: sys.UnraisableHookArgs) -> None:
+        if swallowed.exc_type is not KeyboardInterrupt:
+            report(swallowed)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = report_others
+    try:
+        for answer in answers:
+            if interrupted:
+                raise KeyboardInterrupt
+            yield answer
+    finally:
+        sys.unraisablehook = report
+        signal.signal(signal.SIGINT, before)
 
 
 def _without_signals() -> None:

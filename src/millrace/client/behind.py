@@ -10,10 +10,10 @@ from typing import Any, Self
 import msgspec
 
 from millrace.client.deferred_reader import DeferredReader
+from millrace.client.epoch_iterator import ServedIterator
 from millrace.elements.chunk import Chunk
 from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
-from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph
@@ -23,7 +23,7 @@ Fit = Callable[[Any], tuple[Checkpoint, ...]]
 """Parses states and refuses those that are not of these operators."""
 
 
-class BehindReader(ElementIterator):
+class BehindReader(ServedIterator):
     """Elements of one epoch, as operators behind ``distribute()`` make them.
 
     Args:
@@ -84,7 +84,7 @@ class BehindReader(ElementIterator):
     def __next__(self) -> Any:
         try:
             with self._lock:
-                if self._account is not None:
+                if self._account is not None and not (self._closed or self._failure):
                     for element in self._account.current:
                         return element
                 if self._advance() and self._account is not None:
@@ -215,4 +215,7 @@ def _before(there: Callable[[], Checkpoint], digest: str) -> Checkpoint:
 def _during(there: Callable[[], Checkpoint], account: Account, digest: str) -> Checkpoint:
     """State of an epoch being read: an input counts as yielded when all that was made of it was handed out."""
     counts, parts = account.now()
-    return msgspec.structs.replace(there(), behind=digest, counts=counts, parts=parts, ended=account.ended)
+    state = there()
+    if state.own is not None and state.own.known:
+        parts = []  # others come in the place of what these were made of
+    return msgspec.structs.replace(state, behind=digest, counts=counts, parts=parts, ended=account.ended)

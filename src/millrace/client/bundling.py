@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from millrace.elements.sealed_memory import SealedMemory
+from millrace.errors import UnsureError
 from millrace.functions.bundles import pack, unpack
+from millrace.functions.fingerprint import fingerprint
+from millrace.functions.graph_hash import hash_parts
 from millrace.functions.signature import describe
 from millrace.graph import serialize
 from millrace.graph.nodes import FromArrays, Graph, Node
@@ -40,6 +44,24 @@ def ship(graph: Graph, sharding: object) -> tuple[bytes, bytes]:
         values.append(sharding)
         names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
     return structure, pack(values, names)
+
+
+def fingerprint_of(graph: Graph, sharding: object) -> str:
+    """Fingerprint of what the bundle of :func:`ship` holds; empty where nobody can tell by looking what it computes.
+
+    Arrays are left out, as they have digests of their own.
+    """
+    _, slots = serialize.pack(graph)
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        for slot in slots:
+            if not isinstance(slot.value, Arrays):
+                digest.update(hash_parts(slot.key.encode()) if slot.key else fingerprint(slot.value))
+        if callable(sharding):
+            digest.update(fingerprint(sharding))
+    except UnsureError:
+        return ""
+    return digest.hexdigest()
 
 
 def unship(structure: bytes, bundle: bytes, memories: Mapping[str, SealedMemory]) -> Node:

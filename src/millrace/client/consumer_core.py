@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from millrace.client import consumer_io as io
+from millrace.client.arrival_flows import ArrivalFlows
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.credit import CreditPool
 from millrace.client.epoch_buffer import Decode, EpochBuffer, Rerun, RerunOutcome, Source, buffer_of
@@ -18,10 +19,10 @@ from millrace.client.read_rate import Rates
 from millrace.client.rerun_check import Reruns
 from millrace.elements import codec
 from millrace.errors import ElementTooLargeError, MillraceError, PipelineError, ServiceError
-from millrace.planning.checkpoint import Merged
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
-from millrace.protocol.reports import Flow, Told
+from millrace.protocol.group_messages import TasksGone
+from millrace.protocol.reports import Told
 from millrace.wire.error_codec import error_of
 
 _INTERRUPTED = "this iterator was interrupted while it took elements: iterate anew, or go on from its state"
@@ -52,7 +53,7 @@ class ConsumerCore:
         failure: why the job cannot go on.
         closed: the user has left.
         left_out: elements, over all epochs, that were not used as other consumers had no more.
-        came: what came so far, over all epochs: from local workers, and from others.
+        flows: what came so far.
         actions: to do; all that :meth:`handle` said and nobody has taken away.
     """
 
@@ -69,7 +70,7 @@ class ConsumerCore:
         self.failure: MillraceError | None = None
         self.closed = False
         self.left_out = 0
-        self.came = Flow(), Flow()
+        self.flows = ArrivalFlows()
         self._who, self._decode = who, decode
         self._pool = CreditPool(buffer_bytes)
         self._session = self._untold = self._waits = False
@@ -80,7 +81,6 @@ class ConsumerCore:
         self._unread = -1, ""
         self._reruns = Reruns()
         self._workers: dict[str, bool] = {}  # those that a connection to is wanted, by whether there is one
-        self._local: set[str] = set()
         self.actions: deque[io.Action] = deque()
 
     def handle(self, item: io.Input, now: float) -> deque[io.Action]:
@@ -124,8 +124,8 @@ class ConsumerCore:
     def _handle_rare(self, item: io.Input, now: float) -> None:
         """Handle an input that comes once in an epoch or less."""
         match item:
-            case io.EpochWanted(number=number, read=read):
-                self._begin(number, read, now)
+            case io.EpochWanted(number=number, reading=reading):
+                self._begin(number, reading or EpochProgress(number), now)
             case io.End(number=number):
                 self._end(number, now)
             case io.Broke(error=error):
@@ -140,8 +140,8 @@ class ConsumerCore:
                 self.following = epoch if self.following is None else self.following
             case msg.EpochBegun():
                 self._epoch_begun(item)
-            case msg.EpochEnds(epoch=epoch, tasks=tasks, unread=unread):
-                self._all_known(epoch, tasks, unread)
+            case msg.EpochEnds() | TasksGone():
+                self._less_to_come(item)
             case msg.JobFailed(failure=failure):
                 self.failure = self.failure or error_of(failure)
             case msg.Notice(text=text):
@@ -184,16 +184,18 @@ class ConsumerCore:
         """Say how far reading has come and how fast it is; all that is here if part of it was kept from being said."""
         everything = everything or self._untold
         self._untold = True
-        epoch, tasks = self._left if everything else (-1, [])
+        (epoch, tasks), missed = self._left if everything else (-1, []), 0
         if self.inbox is not None:
-            epoch, tasks = self.inbox.number, self.inbox.progress(everything=everything)
+            epoch, tasks, missed = self.inbox.number, self.inbox.progress(everything=everything), self.inbox.missed
         report, measured = msg.ConsumerReport(max(self.wanted, 0)), self.measure(epoch, now)
         if measured is not None:
             (handed, rates), (came, here) = measured, self.arrived
             report = msg.ConsumerReport(epoch, tasks, handed, *rates[:3], arrived=came, all_here=here, pace=rates.pace)
         reruns, differed, impure = self._reruns.told
         known = {"reruns": reruns, "differed": differed, "impure": impure, "ended": report.epoch == self.read_to}
-        self._tell(replace(report, left_out=self.left_out, came=self.came, waits=self._waits, **known))
+        self._tell(
+            replace(report, left_out=self.left_out, came=self.flows.came, waits=self._waits, missed=missed, **known)
+        )
         self._untold = False
 
     def _leave(self, now: float) -> None:
@@ -205,13 +207,13 @@ class ConsumerCore:
 
     # -- epochs --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, number: int, read: Merged | None, now: float) -> None:
+    def _begin(self, number: int, reading: EpochProgress, now: float) -> None:
         if self.begun is not None:
             self._end(self.begun.epoch, now)  # if it was dropped, and who is to end it has not come to that
         before = self.reading
         self._before = before if before is not None and before.number == self.ended else None
         self.following, self.wanted, self._unused = number + 1, number, 0
-        self.reading = EpochProgress(number, read)
+        self.reading = reading
         self._tell(msg.BeginEpoch(number))
 
     def _epoch_begun(self, begun: msg.EpochBegun) -> None:
@@ -230,10 +232,14 @@ class ConsumerCore:
             if self.spec.coordinated:
                 self.reading.go_on(begun)
 
-    def _all_known(self, epoch: int, tasks: Sequence[int], unread: str) -> None:
-        self._lacks(epoch, unread)
-        if self.inbox is not None and self._is_here(epoch):
-            self.inbox.ends(tasks)
+    def _less_to_come(self, told: msg.EpochEnds | TasksGone) -> None:
+        """Note which tasks are all of an epoch, or that nothing more will come of some."""
+        if isinstance(told, msg.EpochEnds):
+            self._lacks(told.epoch, told.unread)
+        if self.inbox is not None and self._is_here(told.epoch):
+            self.inbox.less_to_come(told)
+            if self.reading is not None:
+                self.reading.ends(told.epoch, self.inbox.ended())
         self.actions.append(io.ReportSoon())
 
     def _steps_ready(self, ready: msg.StepsReady) -> None:
@@ -258,6 +264,7 @@ class ConsumerCore:
         self._unused = self._count_unused(now)
         reading.seen = handed, rates = reading.measure(now)  # from here on what is read is let go of
         self._report(now)
+        missed, members = (0, 0) if self.inbox is None else (self.inbox.missed, self.inbox.members)
         if self.inbox is not None:
             self._left = self.inbox.number, self.inbox.progress(everything=True)
             if not self.inbox.finished:  # what is still to come would have to be received to be dropped
@@ -265,7 +272,7 @@ class ConsumerCore:
                 self._hang_up()
                 self._pool.clear()
         self.ended = number
-        self.actions.append(io.EpochLeft(number, handed, rates))
+        self.actions.append(io.EpochLeft(number, handed, rates, missed, members))
 
     def _count_unused(self, now: float) -> int:
         """Elements of the epoch that were received and will not be handed out, if it is not read on."""
@@ -344,7 +351,7 @@ class ConsumerCore:
         late: dict[str, io.Action] = {}
         for read in reads:
             if read.local:
-                self._local.add(read.address)
+                self.flows.local.add(read.address)
             start = inbox.assign(read.task, read.lease, read.address, read.start)
             if not inbox.wanted(read.task):
                 continue
@@ -395,8 +402,7 @@ class ConsumerCore:
     def _grant(self, grants: Mapping[Source, int]) -> None:
         share = self._pool.share
         for (address, slot), more in grants.items():
-            if more:
-                self.actions.append(io.TellWorker(address, data_messages.Credit(more, share, slot)))
+            self.actions += [io.TellWorker(address, data_messages.Credit(more, share, slot))] if more else []
 
     def _deliver(self, item: io.Delivered) -> None:
         address, header, size = item.address, item.header, item.size
@@ -418,16 +424,15 @@ class ConsumerCore:
                 left_out=header.left_out,
             )
             if fresh:
-                self._count(address, header.count, size)
+                self.flows.count(address, header.count, size)
             upto, complete = inbox.holds(header.task)
             # Said before the user can have it: what may be sent again to a successor was never written to here.
             received = data_messages.Received(header.epoch, header.task, upto, complete)
             self.actions.append(io.TellWorker(address, received))
             while inbox.reruns:
                 self._compared(inbox.number, inbox.reruns.pop())
-            for task, outputs in inbox.ended():
-                if self.reading is not None and self.reading.number == inbox.number:
-                    self.reading.ends(task, outputs)
+            if self.reading is not None:
+                self.reading.ends(inbox.number, inbox.ended())
         if not fresh:
             self._grant(self._pool.used(source, size))  # what was dropped is its room again
         if complete or (fresh and self.allowed is not None):
@@ -439,12 +444,6 @@ class ConsumerCore:
         if inbox is not None and inbox.number == epoch and inbox.skip(task, skipped.lease, upto):
             self.actions.append(io.TellWorker(address, data_messages.Received(epoch, task, upto)))
 
-    def _count(self, address: str, elements: int, size: int) -> None:
-        local, others = self.came
-        came = local if address in self._local else others
-        came = Flow(came.elements + elements, came.bytes + size)
-        self.came = (came, others) if address in self._local else (local, came)
-
     def _compared(self, epoch: int, rerun: Rerun) -> None:
         """Note that a rerun was compared with what had come of the task before."""
         text = self._reruns.add(self.spec, epoch, rerun)
@@ -455,13 +454,14 @@ class ConsumerCore:
         self.actions.append(io.ReportSoon())
 
     def _grant_short(self, address: str, short: data_messages.Short) -> None:
-        total = self._pool.total
-        if short.size > total and short.count == 1:
+        source, inbox = (address, short.slot), self.inbox
+        if short.size > (total := self._pool.total) and short.count == 1:
             self.failure = self.failure or ElementTooLargeError(
                 f"an element of {short.size:,} bytes is more than this process's buffer of {total:,}: "
                 f"yield smaller elements (smaller batches), or raise with_options(buffer_bytes=...)"
             )
-        self._grant(self._pool.short((address, short.slot), short.size, short.returned))
+        dropped = inbox is not None and inbox.compares(source)
+        self._grant(self._pool.short(source, short.size, short.returned, dropped=dropped))
 
     def wants(self, address: str) -> bool:
         """Whether there is to be a connection to a worker."""

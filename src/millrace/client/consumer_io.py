@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_buffer import Arrival
 from millrace.client.read_rate import Rates
 from millrace.errors import MillraceError
-from millrace.planning.checkpoint import Merged
 from millrace.protocol import data_messages
 from millrace.protocol.messages import FromConsumer, ToConsumer
 
@@ -25,10 +25,10 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 class EpochWanted(_Value, frozen=True):
-    """The user begins an epoch, of which ``read`` was read before."""
+    """The user begins an epoch, of which ``reading`` knows what was read before; None: nothing."""
 
     number: int
-    read: Merged | None = None
+    reading: EpochProgress | None = None
 
 
 class MoreWanted(_Value, frozen=True):
@@ -172,11 +172,16 @@ class Warn(_Value, frozen=True):
 
 
 class EpochLeft(_Value, frozen=True):
-    """Nobody reads this epoch from now on, of which so many elements were handed out, this fast."""
+    """Nobody reads this epoch from now on, of which so many elements were handed out, this fast.
+
+    ``missed``: elements that a shared window no longer had; ``members``: jobs that shared the computation.
+    """
 
     number: int
     handed: int
     rates: Rates
+    missed: int = 0
+    members: int = 0
 
 
 class Decode(_Value, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from millrace.client.epoch_buffer import Arrival
@@ -29,6 +30,7 @@ class EpochProgress(ProgressTracker):
         surplus: elements of that message, decoded and not handed out.
         behind: elements that operators behind ``distribute()`` took, of which not all is handed out that they make;
             None: there are none.
+        most: number of elements that may be made current in all, as others are for who reads on; None: any.
         seen: what :meth:`measure` gave as the epoch ended; None: it is still read.
     """
 
@@ -40,7 +42,9 @@ class EpochProgress(ProgressTracker):
         self.pending: Arrival | None = None
         self.surplus: list[Any] = []
         self.behind: int | None = None
+        self.most: int | None = None
         self.seen: tuple[int, Rates] | None = None
+        self._given = Progress(self._progress.now()[0], dict(self._progress.now()[1]))  # as far as it became current
         self._last: Arrival | None = None  # what is current, or was, belongs to it
         self._meter = ReadRateMeter()
         self._messages = 0
@@ -62,20 +66,28 @@ class EpochProgress(ProgressTracker):
 
     def forget(self) -> None:
         """Forget what was read before: nothing of what comes now was."""
-        self.alone, self._progress = TaskSet(), Progress()
+        self.alone, self._progress, self._given = TaskSet(), Progress(), Progress()
 
     def resume(self, read: Merged) -> None:
         """Note what was read before."""
         self.alone |= read.tasks_alone()
-        self._progress.resume(read.tasks_done(), dict(read.begun))
+        for each in (self._progress, self._given):
+            each.resume(read.tasks_done(), dict(read.begun))
 
     def go_on(self, begun: EpochBegun) -> None:
         """Begin where the dispatcher says that this reader is, which knows all that the loaded states said."""
-        self._progress.resume(begun.read.done(), dict(begun.read.begun))
+        for each in (self._progress, self._given):
+            each.resume(begun.read.done(), dict(begun.read.begun))
 
-    def ends(self, task: int, outputs: int) -> None:
-        """Note how many outputs a task has in all."""
-        self._progress.ends(task, outputs)
+    def detached(self) -> None:
+        """Note that what is to come comes from another job, which begins behind what was taken of this one."""
+        self.pending, self.surplus, self._messages = None, [], 0
+
+    def ends(self, epoch: int, ended: Iterable[tuple[int, int, int]]) -> None:
+        """Note tasks of an epoch that ended: how far they are to be handed out, and what is missed behind that."""
+        for task, outputs, missed in ended if epoch == self.number else ():
+            self._progress.ends(task, outputs, missed)
+            self._given.ends(task, outputs, missed)
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
@@ -97,12 +109,15 @@ class EpochProgress(ProgressTracker):
             queued: elements that lay ready when the user came.
         """
         arrival, surplus = self.pending, self.surplus
-        count = len(surplus) if limit is None else min(limit - self._taken, len(surplus))
+        limits = [each - self._taken for each in (limit, self.most) if each is not None]
+        count = min([len(surplus), *limits])
         if arrival is None or count <= 0:
             return False
         self._count()
         if self.behind is None:
             self._runs.append((arrival.task.number, self._taken, arrival.end - len(surplus)))
+        else:
+            self._given.yielded(arrival.task.number, arrival.end - len(surplus) + count)
         elements, rest = (surplus, []) if count == len(surplus) else (surplus[:count], surplus[count:])
         current, taken, left = iter(elements), self._taken + count, arrival if rest else None
         # At once, as Ctrl-C may come in any call.
@@ -113,6 +128,24 @@ class EpochProgress(ProgressTracker):
     def _count(self) -> None:
         if self.behind is None:
             super()._count()
+
+    def hand_on(self) -> None:
+        """Have another reader go on: what is current comes again, and what operators took counts as read."""
+        elements = list(self.current)
+        self.current, self._taken = iter(()), self._taken - len(elements)
+        if self.behind is None:
+            self._count()
+            self._given = self._progress.copy()
+        else:
+            self._progress = self._given.copy()
+        self._runs.clear()
+        self.surplus, self.behind, self.most = [*elements, *self.surplus], None, None
+        self.pending = self.pending or (self._last if self.surplus else None)
+
+    def read(self, *, taken: bool = False) -> int:
+        """Count the outputs that a state of now says were read, see :meth:`state`; those of before a resume aside."""
+        self._count()
+        return (self._given if taken and self.behind is not None else self._progress).outputs
 
     def end(self, asked: float) -> None:
         """Note that the reader, who came for more at ``asked``, is told that there is none."""
@@ -132,13 +165,14 @@ class EpochProgress(ProgressTracker):
         left = operator.length_hint(self.current) + (self.behind or 0)
         return max(self._taken - left, min(1, self._taken)), self._meter.rates(now, left)
 
-    def state(self, spec: JobSpec, consumer: int, graph: str) -> Checkpoint:
+    def state(self, spec: JobSpec, consumer: int, graph: str, *, taken: bool = False) -> Checkpoint:
         """State of who reads the epoch, without asking anybody.
 
         Args:
             spec: of the job.
             consumer: who reads it.
             graph: digest of the job's graph.
+            taken: count what operators behind ``distribute()`` took as read, whatever they have made of it.
 
         Raises:
             StateError: the job has no states.
@@ -147,11 +181,13 @@ class EpochProgress(ProgressTracker):
             raise StateError(
                 "ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on"
             )
-        if consumer and spec.num_consumers is None:
+        if spec.sharing:
+            consumer = 0  # each member of the group has all elements, and goes on with a state alone
+        elif consumer and spec.num_consumers is None:
             raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
         begun = self.begun
         assert begun is not None
-        done, parts = self.now()
+        done, parts = self._given.now() if taken and self.behind is not None else self.now()
         return Checkpoint(
             seed=spec.seed,
             epoch=begun.epoch,

@@ -94,8 +94,11 @@ class CreditPool:
                 grants[topped] = grants.get(topped, 0) + amount
         return grants
 
-    def short(self, source: Source, size: int, returned: int) -> dict[Source, int]:
-        """Take back ``returned`` bytes from ``source``, whose next message has ``size``; 0: it has none any more."""
+    def short(self, source: Source, size: int, returned: int, *, dropped: bool = False) -> dict[Source, int]:
+        """Take back ``returned`` bytes from ``source``, whose next message has ``size``; 0: it has none any more.
+
+        What may be ``dropped`` as it comes takes no room, and others may wait until it has come.
+        """
         if source not in self._granted:
             return {}
         self._granted[source] -= returned
@@ -104,7 +107,8 @@ class CreditPool:
             self._short[source] = size
         if self._forced == source:  # part of what was granted came back with it
             self._forced = None
-        return self._serve()
+        grants = self._serve()
+        return grants | {source: self._grant(source)} if dropped and source in self._short else grants
 
     def force(self, source: Source | None) -> dict[Source, int]:
         """Let in one message of ``source`` (None: of any) that somebody waits for, even if that exceeds the total."""

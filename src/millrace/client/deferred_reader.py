@@ -9,11 +9,13 @@ from typing import Any
 
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_reader import EpochReader
+from millrace.client.own_epoch_reader import OwnEpochReader, OwnProgress
 from millrace.errors import StateError, anew
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor
 
-Reload = Callable[[Any], EpochReader]
+AnyReader = EpochReader | OwnEpochReader
+Reload = Callable[[Any], AnyReader]
 """Makes a reader that goes on with these states."""
 
 
@@ -42,17 +44,18 @@ class DeferredReader:
         self,
         reload: Reload,
         *,
-        reader: EpochReader | None = None,
-        begin: Callable[[], EpochReader] | None = None,
+        reader: AnyReader | None = None,
+        begin: Callable[[], AnyReader] | None = None,
         awaits: StateError | None = None,
         fresh: Checkpoint | None = None,
         passes: EpochCursor | None = None,
     ) -> None:
         self._reload, self._begin, self._awaits, self._passes = reload, begin, awaits, passes
         self._lock = threading.RLock()
+        self.progress: EpochProgress | OwnProgress
         self._now: list[Callable[[], Checkpoint]] = []
         self.checkpoint = functools.partial(_latest, self._now)
-        self.reader: EpochReader | None = None
+        self.reader: AnyReader | None = None
         if reader is not None:
             self._read_on(reader)
         else:
@@ -65,12 +68,12 @@ class DeferredReader:
         if self._passes is not None:
             self._passes.begin(self.number, self.checkpoint)
 
-    def _read_on(self, reader: EpochReader) -> None:
+    def _read_on(self, reader: AnyReader) -> None:
         self.number, self.progress = reader.number, reader.progress
         self._now[:] = [reader.checkpoint]
         self.reader, self._begin = reader, None
 
-    def hand_over(self, begin: Callable[[], EpochReader], fresh: Checkpoint) -> EpochReader | None:
+    def hand_over(self, begin: Callable[[], AnyReader], fresh: Checkpoint) -> AnyReader | None:
         """Give the reader to somebody who was asked before this one, and begin another epoch when this one is.
 
         Returns:
@@ -120,6 +123,16 @@ class DeferredReader:
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
         return 0 if self.reader is None else self.reader.skipped
+
+    @property
+    def missed(self) -> int:
+        """Equal to that of :class:`EpochReader`."""
+        return 0 if self.reader is None else self.reader.missed
+
+    @property
+    def members(self) -> int:
+        """Equal to that of :class:`EpochReader`."""
+        return 0 if self.reader is None else self.reader.members
 
     def take(self) -> tuple[list[Any], int, int]:
         """Equal to that of :class:`EpochReader`."""

@@ -12,8 +12,9 @@ from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError, ProtocolError
+from millrace.protocol.group_messages import TasksGone
 from millrace.protocol.job_spec import JobSpec
-from millrace.protocol.messages import EpochBegun, TaskProgress
+from millrace.protocol.messages import EpochBegun, EpochEnds, TaskProgress
 
 Decode = Callable[[Any], list[Any]]
 """Gives the elements of a payload."""
@@ -132,6 +133,8 @@ class EpochBuffer:
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.missed = 0
         """Elements that a shared window did not keep until they could be sent here."""
+        self.members = 0
+        """Most jobs that shared the epoch's computation, as was heard; 0: it is not to be shared."""
         self.left_out = 0
         """Elements that filled no round, of these tasks."""
         self._cycle, self._rounds = cycle, rounds
@@ -140,11 +143,14 @@ class EpochBuffer:
         """Runs that were compared with the one before."""
         self.alone: set[int] = set()
         """Tasks that leave nothing over, as was heard."""
+        self.past = False
+        """Whether others were further as it was begun, so that nobody says how much it had."""
         self._tasks: dict[int, TaskArrivals] = {}
         self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused with a cycle
         self._missing: set[int] | None = None  # of the consumer's share, once it is known
+        self._given_up: set[int] = set()  # begun, and then not of its share: a window's epoch was over meanwhile
         self._moved: set[int] = set()
-        self._ended: list[tuple[int, int]] = []
+        self._ended: list[tuple[int, int, int]] = []
 
     def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
         """Note where a task is (now) read from; return the number of the first output to ask for.
@@ -163,6 +169,7 @@ class EpochBuffer:
         inbox.rerun |= inbox.held > 0 and lease != inbox.lease
         if lease != inbox.lease:
             self._moved.add(task)  # who leases it again may not know what is here, and is told
+        self._given_up.discard(task)
         inbox.lease = lease
         inbox.address = address
         return inbox.start
@@ -191,7 +198,7 @@ class EpochBuffer:
             ProtocolError: if outputs are missing between what is held and what came, or it is not one round.
         """
         inbox = self._tasks.get(task)
-        if inbox is None:
+        if inbox is None or task in self._given_up:
             return False
         if index > inbox.held and not inbox.complete:
             if lease != inbox.lease:
@@ -218,7 +225,7 @@ class EpochBuffer:
             inbox.complete = True
             if self._missing is not None:
                 self._missing.discard(task)
-            self._ended.append((task, inbox.reach))
+            self._ended.append((task, inbox.reach, inbox.held - inbox.reach))
             inbox.skipped = skipped
             self.skipped += skipped
             self.left_out += left_out
@@ -290,9 +297,30 @@ class EpochBuffer:
         """Whether whatever comes next can be read."""
         return self._cycle is None
 
+    def less_to_come(self, told: EpochEnds | TasksGone) -> None:
+        """Note which tasks are all of the epoch, or that nothing more of some will come."""
+        if isinstance(told, EpochEnds):
+            self.members = max(self.members, told.members)
+            self.past = told.past
+            self.ends(told.tasks)
+            return
+        for task, outputs in told.outputs.items():
+            inbox = self._tasks.setdefault(task, TaskArrivals(0, "", number=task))
+            if inbox.complete:
+                continue
+            missed = max(0, outputs - inbox.held)
+            self.missed += missed
+            inbox.held += missed
+            inbox.complete, inbox.rerun = True, False
+            if self._missing is not None:
+                self._missing.discard(task)
+            self._ended.append((task, inbox.reach, inbox.held - inbox.reach))
+            self._moved.add(task)
+
     def ends(self, tasks: Sequence[int]) -> None:
-        """Note that the consumer's share of the epoch is these tasks and no others."""
+        """Note that the consumer's share of the epoch is these tasks and no others: nothing more of those will come."""
         self._missing = {task for task in tasks if not self.holds(task)[1]}
+        self._given_up = {task for task, inbox in self._tasks.items() if not inbox.complete}.difference(tasks)
         if self._cycle is not None:
             self._cycle.ends(self._missing - self._tasks.keys())
 
@@ -310,6 +338,12 @@ class EpochBuffer:
             f"epoch {self.number} is empty: its elements, {self.left_out} in all, are too few for a round, which is a "
             "batch of one bucket for each rank; smaller batches, fewer ranks or incomplete='mix' would leave fewer out"
         )
+
+    @property
+    def outputs(self) -> int | None:
+        """Number of outputs that the epoch has, once it is finished; None: it was over before anything of it came."""
+        outputs = self.arrived + self.missed
+        return None if self.past and not outputs else outputs
 
     @property
     def all_here(self) -> bool:
@@ -331,14 +365,23 @@ class EpochBuffer:
         self._moved = set()
         return report
 
-    def ended(self) -> list[tuple[int, int]]:
-        """List (task, one past its last output that came) of tasks of which all has arrived since the last call."""
+    def ended(self) -> list[tuple[int, int, int]]:
+        """List (task, one past its last output that came, those missed behind it) of what ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def wanted(self, task: int) -> bool:
         """Whether its worker is to be asked for it."""
-        return task in self._tasks and (self._tasks[task].again or not self._tasks[task].complete)
+        inbox = self._tasks.get(task)
+        return inbox is not None and task not in self._given_up and (inbox.again or not inbox.complete)
+
+    def compares(self, source: Source) -> bool:
+        """Whether a worker is to send once more what came of a task before, to be compared with that and dropped."""
+        address, slot = source
+        return any(
+            inbox.rerun and inbox.address == address and (self._cycle is None or self._cycle.slot(number) == slot)
+            for number, inbox in self._tasks.items()
+        )
 
     def address_of(self, task: int) -> str:
         """Return the address of the worker that has a task."""
@@ -360,7 +403,8 @@ class EpochBuffer:
         return None if task is None else self._tasks[task]
 
     def _is_exhausted(self, task: int) -> bool:
-        return self._tasks[task].complete and not self._tasks[task].messages
+        inbox = self._tasks[task]
+        return (inbox.complete or task in self._given_up) and not inbox.messages
 
     def _is_ready(self, task: int) -> bool:
         return task in self._tasks and bool(self._tasks[task].messages)

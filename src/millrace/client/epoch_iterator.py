@@ -1,4 +1,4 @@
-"""The iterator that ``iter()`` of a distributed dataset gives."""
+"""The iterator that ``iter()`` of a distributed dataset gives, and what it has in common with others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from millrace.planning.checkpoint import pack
 _NOTHING: Any = object()
 
 
-class EpochIterator(ElementIterator):
+class ServedIterator(ElementIterator):
+    """Iterator over an epoch that a service computes, perhaps for several jobs at once."""
+
+    _reader: DeferredReader
+
+    @property
+    def missed(self) -> int:
+        """Number of elements so far that this job missed, as the window which it shares with others had no room."""
+        return self._reader.missed
+
+    @property
+    def members(self) -> int:
+        """Number of jobs for which the epoch is computed, as of when all of it was dealt; 0: it is not shared."""
+        return self._reader.members
+
+
+class EpochIterator(ServedIterator):
     """Elements of one epoch, in the order in which they come (or in plan order, if the job is deterministic).
 
     Arrays are views of the memory they were received into.

@@ -7,20 +7,25 @@ import gc
 import operator
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from millrace.client.consumer_io import HandedOut, Over, Refuse, Used
+from millrace.client.consumer_io import Answer, HandedOut, Over, Refuse, Used
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.job_session import CLOSE, JobSession
-from millrace.errors import JobConflictError, MillraceError, ServiceError, anew
+from millrace.client.own_figures import OwnFigures
+from millrace.errors import DetachedError, JobConflictError, MillraceError, ServiceError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor
+from millrace.protocol.reports import Pace
 
 Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
 """Gives what to call when a session's job has failed, if that is still there."""
+Alone = Callable[[Checkpoint, DetachedError], "ConsumerSession"]
+"""Joins a job of its own that goes on from a state, and tells the user why."""
 
 
 class ConsumerSession:
@@ -59,6 +64,22 @@ class ConsumerSession:
         return reader is not None and reader.is_open
 
     @property
+    def late(self) -> bool:
+        """Whether others read an epoch that this member of their group was too late for as it came."""
+        joined = self._job_session.core.joined
+        return joined is not None and joined.late
+
+    @property
+    def leads(self) -> bool:
+        """Whether no member of its group had begun an epoch as this one came."""
+        joined = self._job_session.core.joined
+        return joined is not None and joined.newest < 0
+
+    def warn(self, text: str) -> None:
+        """Tell the user, once."""
+        self._job_session.warn(text)
+
+    @property
     def next_epoch(self) -> int:
         """Number of the first epoch that this consumer, in this session or an earlier one, has not begun.
 
@@ -77,6 +98,7 @@ class ConsumerSession:
         keep: object = None,
         passes: EpochCursor | None = None,
         failed: Failed = lambda: None,
+        alone: Alone | None = None,
     ) -> EpochReader:
         """Begin an epoch; None: the next one.
 
@@ -86,6 +108,7 @@ class ConsumerSession:
             keep: lives at least as long as the epoch is being read, e.g. the service it comes from.
             passes: of the dataset: told what is read.
             failed: when reading has failed.
+            alone: makes the session of a job of its own that goes on from a state; None: there is none.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -107,8 +130,19 @@ class ConsumerSession:
                 "begin: an earlier run, or another loader, has read the job; give this one another job_name"
             )
         reader = EpochReader(self, self._job_session, number, read, keep, passes or EpochCursor(), failed)
+        reader.alone = alone
         self._reader = weakref.ref(reader)
         return reader
+
+    def go_on(self, reader: EpochReader) -> JobSession:
+        """Read on for a reader whose job goes on without it: with what the states say that this one begins with.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
+        self._job_session.begin(reader.progress)
+        self._reader = weakref.ref(reader)
+        return self._job_session
 
     def over(self, state: Checkpoint, passes: EpochCursor) -> EpochReader:
         """Make a reader at the end of an epoch that has ended before; no epoch begins."""
@@ -142,7 +176,14 @@ class EpochReader:
         number: of the epoch.
         progress: of it; who iterates takes elements from there.
         checkpoint: how far it was read; may be asked when the reader is gone, and does not keep it.
+        alone: see :meth:`ConsumerSession.epoch`.
     """
+
+    alone: Alone | None = None
+    outputs: int | None = None
+    """Number of the epoch's outputs, those that were missed included, at its end; None: nobody says."""
+    _shared = 0, 0
+    _read_before = 0
 
     def __init__(
         self,
@@ -165,11 +206,12 @@ class EpochReader:
         self._parts: list[Part] = []
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
-            self.progress = progress = job_session.begin(number, read)
-            begun = progress.begun
-            assert begun is not None
-            self.number, self._anew, self._parts = begun.epoch, begun.anew, begun.parts
+            self.number = session.next_epoch if number is None else number
+            self.progress = progress = EpochProgress(self.number, read)
+            begun = job_session.begin(progress)
+            self._anew, self._parts = begun.anew, begun.parts
             graph = graph_digest(unpack(job_session.core.spec.structure))
+            self._taken = functools.partial(job_session.state, progress, graph, taken=True)
             self.checkpoint = functools.partial(job_session.state, progress, graph)
         else:
             self.number, self.progress = over.epoch, EpochProgress(over.epoch)
@@ -183,6 +225,22 @@ class EpochReader:
         with self._lock:
             if self._session is not None or operator.length_hint(self.progress.current):
                 self.progress.current = iter([element, *self.progress.current])
+
+    def hand_on(self) -> None:
+        """Have another one take elements from here: what was not handed out to the one before comes again."""
+        with self._lock, self._job_session.shared.lock:
+            self._closing = threading.Event()
+            self.progress.hand_on()
+
+    @property
+    def figures(self) -> tuple[int, Pace]:
+        """Number of elements that were handed out, and how fast."""
+        handed, rates = self.progress.measure(time.perf_counter())
+        return handed, rates.pace
+
+    def tell(self, own: OwnFigures | None) -> None:
+        """Have lines of progress be of a member's own epoch, instead of the group's; None: that one is over."""
+        self._job_session.tell(own)
 
     @property
     def is_open(self) -> bool:
@@ -201,15 +259,17 @@ class EpochReader:
             if self._session is None:
                 return False
             self._session.check()
-            job_session = self._job_session
-            match job_session.shared.take(self.number, self._closing.is_set):
+            match self._answer():
                 case HandedOut(first=first):
                     if first:
-                        job_session.shared.handle(Used())
+                        self._job_session.shared.handle(Used())
                     return True
                 case Over(unread=unread):
+                    inbox = self._job_session.core.inbox
+                    if inbox is not None and inbox.outputs is not None:
+                        self.outputs = self._read_before + inbox.outputs
                     self.close()
-                    job_session.notices.at_end(unread)
+                    self._job_session.notices.at_end(unread)
                 case Refuse(error=error, lost=lost):
                     if lost:
                         self._failure = anew(error)
@@ -221,6 +281,22 @@ class EpochReader:
             del self  # as above
             raise
         return False
+
+    def _answer(self) -> Answer | None:
+        """Wait for more, in a job of its own if the one that was read goes on without this process."""
+        while True:
+            answer = self._job_session.shared.take(self.number, self._closing.is_set)
+            match answer:
+                case Refuse(error=DetachedError() as error, lost=False) if self.alone is not None:
+                    self._read_before += self.progress.read(taken=True)
+                    session = self.alone(self._taken(), error)
+                    self.progress.detached()
+                    self._job_session, self._session = session.go_on(self), session
+                    self._finalizer.detach()
+                    self._finalizer = weakref.finalize(self, self._job_session.say, self.number)
+                    self._finalizer.atexit = False
+                case _:
+                    return answer
 
     def _fail(self, session: ConsumerSession, error: MillraceError) -> None:
         """Let go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
@@ -282,6 +358,23 @@ class EpochReader:
         """Number of elements that ``on_error`` left out so far."""
         return self._job_session.core.skipped
 
+    @property
+    def missed(self) -> int:
+        """Number of elements so far that a shared window no longer had when they could have come here."""
+        return self._look()[0]
+
+    @property
+    def members(self) -> int:
+        """Number of jobs that share the computation of the epoch, this one included; 0: it is not shared."""
+        return self._look()[1]
+
+    def _look(self) -> tuple[int, int]:
+        """Look how the epoch is shared, while it is read; what was seen last stays."""
+        inbox = self._job_session.core.inbox
+        if self._session is not None and inbox is not None and inbox.number == self.number:
+            self._shared = inbox.missed, inbox.members
+        return self._shared
+
     def begins_with(self, state: Any) -> bool:
         """Whether another rank has loaded these states before this one joined, so that the epoch begins with them."""
         if not self._job_session.states or self._session is None or not self.progress.untouched:
@@ -298,7 +391,8 @@ class EpochReader:
         """Stop reading; what was not read of the epoch is dropped. May be called any number of times."""
         self.wake()
         with self._lock:
-            self._session = self._keep = None
+            self._look()
+            self._session = self._keep = self.alone = None
             try:
                 if self._finalizer.detach() is not None:
                     self._job_session.end(self.number)  # while it counts what it has left

@@ -26,6 +26,7 @@ from millrace.client.consumer_progress import EpochProgress
 from millrace.client.joining import join
 from millrace.client.monitor import Monitor
 from millrace.client.notices import Notices
+from millrace.client.own_figures import OwnFigures
 from millrace.client.shared_core import SharedCore
 from millrace.client.status_query import ask_why
 from millrace.elements.sealed_memory import SealedMemory
@@ -38,9 +39,9 @@ from millrace.errors import (
     VersionMismatchError,
     anew,
 )
-from millrace.planning.checkpoint import Checkpoint, Merged
+from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol.job_spec import JobSpec
-from millrace.protocol.messages import JobJoined, JoinJob
+from millrace.protocol.messages import EpochBegun, JobJoined, JoinJob
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import offer, put_blob
@@ -114,6 +115,7 @@ class JobSession:
         self.shared = SharedCore(core, self, token=token, compression=compression, buffer_bytes=buffer_bytes)
         self.core = core
         self.notices = Notices(lambda error: self.shared.handle(Broke(error)))
+        self._own: OwnFigures | None = None
         self._threads: list[threading.Thread] = []
         self._channel = ControlChannel(address, token, timeout)
         try:
@@ -122,7 +124,8 @@ class JobSession:
         except BaseException:
             self._channel.close()
             raise
-        self.job, self.consumer, self.seed, self.states = joined.job, joined.consumer, joined.seed, joined.states
+        self.job, self.seed, self.states = joined.job, joined.seed, joined.states
+        self.consumer = spec.rank(joined.consumer)
         self._monitor = Monitor(self.job, functools.partial(ask_why, self._channel, self.client), progress=progress)
         self._resume(session, joined)
         _open.add(self)
@@ -223,27 +226,27 @@ class JobSession:
                 raise ServiceError("the session was closed while an epoch was about to begin")
             self.shared.changed.wait()
 
-    def begin(self, number: int | None, read: Merged | None) -> EpochProgress:
-        """Begin an epoch (None: the next one), of which ``read`` was read before.
+    def begin(self, reading: EpochProgress) -> EpochBegun:
+        """Begin an epoch, of which ``reading`` knows what was read before, and is told what is read from now on.
 
         Raises:
             MillraceError: why the job cannot go on.
         """
-        wanted = self.next_epoch if number is None else number
-        self.shared.handle(EpochWanted(wanted, read))
+        wanted = reading.number
+        self.shared.handle(EpochWanted(wanted, reading))
         with self.shared.lock:
             self._wait(lambda: self.core.begun is not None and self.core.begun.epoch == wanted)
-            assert self.core.reading is not None
-            return self.core.reading
+            assert reading.begun is not None
+            return reading.begun
 
     def end(self, number: int) -> None:
         """End an epoch that nobody reads any more."""
         self.shared.handle(End(number))
 
-    def state(self, reading: EpochProgress, graph: str) -> Checkpoint:
+    def state(self, reading: EpochProgress, graph: str, *, taken: bool = False) -> Checkpoint:
         """State of who reads an epoch; see :meth:`EpochProgress.state`."""
         with self.shared.lock:
-            return reading.state(self.core.spec, self.consumer, graph)
+            return reading.state(self.core.spec, self.consumer, graph, taken=taken)
 
     # -- what the dispatcher says --------------------------------------------------------------------------------------
 
@@ -292,7 +295,14 @@ class JobSession:
 
     def epoch_left(self, left: EpochLeft) -> None:
         """Note that nobody reads an epoch any more."""
-        self._monitor.ended(left.number, lambda: (left.handed, left.rates))
+        if self._own is None:
+            self._monitor.ended(left.number, lambda: (left.handed, left.rates), left.missed, left.members)
+
+    def tell(self, own: OwnFigures | None) -> None:
+        """Have lines be of a member's own epoch from now on; None: it is over."""
+        over, self._own = self._own, own
+        if over is not None and own is None:
+            self._monitor.ended(over.number, lambda: over.seen, over.missed, over.members, made_up_for=True)
 
     def report_soon(self) -> None:
         """Have a report sent in a moment."""
@@ -328,6 +338,8 @@ class JobSession:
         with self.shared.lock:
             epoch, came = -1 if self.core.begun is None else self.core.begun.epoch, self.core.has_first
             measured = self.core.measure(epoch, time.perf_counter())
+            if self._own is not None:
+                epoch, measured = self._own.number, measured and self._own.with_group(measured[0], measured[1].pace)
         try:
             self._monitor.look(epoch, measured and (lambda: measured), came=came)
         except Exception:  # whatever that is, the dispatcher is still to hear of what is read

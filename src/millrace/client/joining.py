@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
+from collections.abc import Callable
 
 from millrace.client.age import refused
 from millrace.errors import JobFailedError, PipelineError, ServiceUnreachableError
-from millrace.protocol.messages import JobFailed, JobJoined, JoinJob, ToConsumer
+from millrace.protocol.messages import JobFailed, JobJoined, JoinJob, Notice, ToConsumer
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError
 from millrace.wire.error_codec import error_of
+
+_logger = logging.getLogger(__name__)
 
 
 def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientSession, JobJoined]:
@@ -20,14 +25,15 @@ def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientS
         MillraceError: the dispatcher does not let this process in.
     """
     session = channel.open_session(ToConsumer)
-    hurry = threading.Timer(timeout, session.close)
-    hurry.daemon = True
-    hurry.start()
+    hurry = _after(timeout, session.close)
     try:
         _say_first(session, who)
         for message in session:
             if isinstance(message, JobJoined):
                 return session, message
+            if isinstance(message, Notice):  # the dispatcher has answered: others are to come first
+                hurry.cancel()
+                hurry = _after(timeout, functools.partial(_logger.warning, "%s", message.text))
             if isinstance(message, JobFailed):
                 raise error_of(message.failure)  # noqa: TRY301 (whatever ends this closes the session)
     except BaseException as error:
@@ -40,6 +46,13 @@ def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientS
         hurry.join()
     session.close()
     raise ServiceUnreachableError(f"the dispatcher at {channel.address} did not let this process join in time")
+
+
+def _after(seconds: float, function: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _say_first(session: ClientSession, message: JoinJob) -> None:

@@ -92,11 +92,21 @@ class Monitor:
             elif epoch >= 0 and measure is not None:
                 self._draw(_line(epoch, *measure()))
 
-    def ended(self, epoch: int, measure: Measure | None) -> None:
-        """Note that nobody reads the epoch any more."""
+    def ended(
+        self, epoch: int, measure: Measure | None, missed: int = 0, members: int = 0, *, made_up_for: bool = False
+    ) -> None:
+        """Note that nobody reads the epoch any more.
+
+        Args:
+            epoch: its number.
+            measure: see :meth:`look`.
+            missed: elements of it that a shared window no longer had.
+            members: jobs that shared its computation; 0: it was not to be shared.
+            made_up_for: others came in the place of those that were missed.
+        """
         if self._progress and measure is not None:
             self._draw("")
-            self._write(f"{_line(epoch, *measure())}\n")
+            self._write(f"{_line(epoch, *measure())}{_shared(missed, members, made_up_for=made_up_for)}\n")
 
     def _ask(self, now: float) -> None:
         self._asked = now
@@ -129,6 +139,11 @@ _END = 40
 
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - _END - 3]}...{text[-_END:]}"
+
+
+def _shared(missed: int, members: int, *, made_up_for: bool) -> str:
+    jobs = f", computed once for {members} jobs" if members > 1 else ""
+    return f"{jobs}, {missed:,} missed{' and made up for' if made_up_for else ''}" if missed else jobs
 
 
 def _line(epoch: int, handed: int, rates: Rates) -> str:

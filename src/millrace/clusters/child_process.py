@@ -108,7 +108,8 @@ os.register_at_fork(after_in_child=_release_pipes)
 def hang_up(process: subprocess.Popen[bytes]) -> None:
     """Close the pipe: the child ends at once, in good order."""
     if process.stdin is not None:
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it had read all that it was sent
+            process.stdin.close()
 
 
 def reap(process: subprocess.Popen[bytes], seconds: float = STOP_S) -> int:

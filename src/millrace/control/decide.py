@@ -10,20 +10,30 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.control import inputs as inp
-from millrace.control.actions import Action
+from millrace.control.actions import Action, EndService
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.transaction import Transaction, merged
-from millrace.control.membership import detaching, groups, jobs, oversized, stalls, task_failures, workers
+from millrace.control.membership import (
+    detaching,
+    gathering,
+    groups,
+    jobs,
+    oversized,
+    stalls,
+    task_failures,
+    testimony,
+    workers,
+)
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
 from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import State
-from millrace.control.tasks import job_progress, leases, usage
+from millrace.control.tasks import group_progress, job_progress, leases, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 
@@ -63,11 +73,16 @@ def _worker_ended(tx: Transaction, item: inp.WorkerEnded) -> None:
 
 
 def _join_requested(tx: Transaction, item: inp.JoinRequested) -> None:
+    older = testimony.of_consumer(tx.state, item.message)
+    if older:
+        tx.act(EndService(older))
+        return
     (groups if item.message.spec.sharing else jobs).join(tx, item)
 
 
 def _client_session_lost(tx: Transaction, item: inp.ClientSessionLost) -> None:
     place = tx.state.clients.get(item.client)
+    gathering.lost(tx, item.client)
     if place is not None:
         jobs.consumer_lost(tx, tx.state.jobs[place[0]], place[1])
 
@@ -80,6 +95,7 @@ def _tick(tx: Transaction, item: inp.Tick) -> None:
     jobs.collect(tx)
     stalls.watch(tx)
     detaching.watch(tx)
+    gathering.watch(tx)
     allocation.dismiss_idle(tx)
     pool_size.end_unregistered(tx, item.running)
     pool_size.resize(tx)
@@ -178,6 +194,8 @@ def _consumer_said(tx: Transaction, item: inp.ConsumerSaid) -> None:
     elif isinstance(message, msg.ConsumerReport) and not jobs.refused_report(tx, job, consumer, message):
         jobs.progressed(tx, job, consumer, message)
         job_progress.reported(tx, job, consumer, message)
+        if job.spec.sharing:
+            group_progress.reported(tx, job, consumer, message)
         if job.points:
             cache_mode.look(tx, job)
         job_scaling.heard(tx, job, consumer, message)

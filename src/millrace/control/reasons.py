@@ -12,6 +12,7 @@ from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
 from millrace.control.tasks.job_load import load_of, window_of
 from millrace.control.tasks.slots import missing, unread_by
+from millrace.control.tasks.window_tasks import lies_in_window
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration
@@ -157,7 +158,9 @@ def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: f
         others = f", and {_tasks(len(worker.unfinished) - tasks)} of others" if tasks < len(worker.unfinished) else ""
         return f"computes {_tasks(tasks)} of {worker.job}{others}"
     if worker.kept:
-        return f"has computed what it had of {worker.job}: {_tasks(len(worker.kept))} still to be read"
+        kept = sum(not lies_in_window(state, *key) for key in worker.kept.values())
+        rest = f"{_tasks(kept)} still to be read" if kept else "it lies in a window for slower jobs and late ones"
+        return f"has computed what it had of {worker.job}: {rest}"
     return f"serves {worker.job}, which has no task for it now"
 
 

@@ -76,6 +76,7 @@ class Dispatcher:
         heartbeat_s: seconds between two reports of a worker or consumer.
         job_gc_timeout: seconds that a consumer's place is kept after its session broke, and a job that nobody reads
             for expected consumers which have not come.
+        lockstep_wait: seconds that one of several jobs which share in lockstep may keep the others waiting.
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
         cache_dir: path or URL of the folder in which workers keep blocks, which all of them can reach; empty: none.
         cache_bytes: that blocks may take together.
@@ -105,6 +106,7 @@ class Dispatcher:
         first_workers: int | None = None,
         heartbeat_s: float = 5.0,
         job_gc_timeout: float = 300.0,
+        lockstep_wait: float = 30.0,
         work_dir: str | None = None,
         cache_dir: str = "",
         cache_bytes: int = 0,
@@ -126,6 +128,7 @@ class Dispatcher:
             python,
             heartbeat_s=heartbeat_s,
             job_gc_timeout_s=job_gc_timeout,
+            lockstep_wait_s=lockstep_wait,
             durable=work_dir is not None,
             cache=cache_dir,
             cache_bytes=cache_bytes,

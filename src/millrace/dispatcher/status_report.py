@@ -18,6 +18,8 @@ from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
 from millrace.control.tasks.unread import said, shares
+from millrace.dispatcher.group_report import group_of
+from millrace.dispatcher.spent_report import spent_by_dispatcher, spent_rows
 from millrace.host_limits import resident_bytes
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scaling.scaling_policies import kind_of
@@ -63,7 +65,7 @@ def status(
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
         "finished": [_finished(each, now) for each in reversed(state.finished)],
         "scaling_policy": state.settings.scaling_policy,
-        "dispatcher": None if dispatcher is None else _used_by(state, dispatcher),
+        "dispatcher": None if dispatcher is None else spent_by_dispatcher(state, dispatcher),
         "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
@@ -74,14 +76,6 @@ def status(
 def own_use(alive_s: float) -> ResourceUsage:
     """Measure what this process has used in ``alive_s`` seconds, as one worker's; its memory counts as it is now."""
     return ResourceUsage(worker_s=alive_s, core_s=time.process_time(), gib_s=resident_bytes() / (1 << 30) * alive_s)
-
-
-def _used_by(state: State, spent: ResourceUsage) -> dict[str, Any]:
-    """Report hours of the dispatcher's process and their cost: it is one more worker (tf.data service 4.1)."""
-    hours, cores, gib = (each / 3600 for each in (spent.worker_s, spent.core_s, spent.gib_s))
-    table = state.settings.prices
-    price = None if table is None else table.of_hours(hours, 0.0, 0, cores, gib).service
-    return {"hours": hours, "core_hours": cores, "gib_hours": gib, "service": price}
 
 
 def _finished(job: FinishedJob, now: float) -> dict[str, Any]:
@@ -120,7 +114,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
     window = window_of(observed, job.name)
     found = bottleneck(load_of(state, observed, job, window, plan, requested))
     operators = summed(measures(observed, job.name), {})
-    unread = _shares(state, observed, job, now)
+    unread = _shares(state, observed, job)
     return {
         "name": job.name,
         "epoch": number,
@@ -135,8 +129,9 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
             "why": told(state, job),
         },
         "sharing": sharing(state, observed, job, now),
+        "group": group_of(state, observed, job, now),
         "accelerators": job.spec.accelerators,
-        "spent": _spent(state, observed, job),
+        "spent": spent_rows(state, job, observed.usage.get(job.name, {})),
         "batch_time_s": sum(times) / len(times) if times else None,
         "wait_share": sum(waits) / len(waits) if waits else None,
         "consumers": [
@@ -144,6 +139,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
                 "index": index,
                 "host": place.host,
                 "pid": place.pid,
+                "member": place.member or None,
                 "epoch": place.epoch,
                 "connected": place.lost_at is None,
                 "batches": report.batches if report is not None else 0,
@@ -155,7 +151,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "progress": job_progress.progress(state, observed, job, now),
         "epochs": job_progress.epochs(observed, job),
         "tasks": {"total": job.tasks_of(epoch), "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
-        "skipped": job.skipped,
+        "skipped": _skipped(job),
         "reruns": {
             "compared": sum(report.reruns for report in reports),
             "differed": sum(report.differed for report in reports),
@@ -187,27 +183,12 @@ def _unread(share: UnreadShare) -> dict[str, Any]:
     }
 
 
-def _shares(state: State, observed: Observed, job: Job, now: float) -> list[UnreadShare]:
+def _shares(state: State, observed: Observed, job: Job) -> list[UnreadShare]:
     """Find what nobody reads of the job's epochs that are settled, or consumers that are not there."""
     found = [share for share in job.unread if share.epoch not in job.epochs or share.epoch > job.newest]
     for number in sorted(each for each in job.epochs if each <= job.newest):
-        found += shares(state, observed, job, number, now)
+        found += shares(state, observed, job, number)
     return found
-
-
-def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
-    """Report hours of workers and of training by epoch, as far as this dispatcher has seen them, and their cost."""
-    rows = []
-    for epoch, spent in sorted(observed.usage.get(job.name, {}).items()):
-        workers, training, table = spent.worker_s / 3600, spent.consumer_s / 3600, state.settings.prices
-        cores, gib = spent.core_s / 3600, spent.gib_s / 3600
-        row = {"epoch": epoch, "worker_hours": workers, "training_hours": training, "service": None, "training": None}
-        row |= {"core_hours": cores, "gib_hours": gib}
-        if table is not None:
-            costs = table.of_hours(workers, training, job.spec.accelerators, cores, gib)
-            row |= {"service": costs.service, "training": costs.training}
-        rows.append(row)
-    return rows
 
 
 def _scaling(job: Job, serving: int) -> dict[str, Any]:
@@ -294,10 +275,14 @@ def _undivided(state: State, job: Job, number: int) -> int:
     return state.plan(job, number).left_out if job.tables is not None and job.failure is None else 0
 
 
+def _skipped(job: Job) -> int:
+    """Count the elements that ``on_error`` left out of all epochs that somebody has begun."""
+    return job.skipped - sum(epoch.skipped for number, epoch in job.epochs.items() if number > job.newest)
+
+
 def _unfilled(job: Job) -> int:
     """Count the elements that filled no round of all ranks, of all epochs that somebody has begun."""
-    begun = max((place.epoch for place in job.consumers.values()), default=-1)  # others are only being prepared
-    read = [epoch for number, epoch in job.epochs.items() if number <= begun]
+    read = [epoch for number, epoch in job.epochs.items() if number <= job.newest]
     return job.left_out + sum(count for epoch in read for count in epoch.left_out.values())
 
 

@@ -36,14 +36,18 @@ def read_prices(path: str) -> PriceTable:
 def costs(status: Mapping[str, Any], table: PriceTable | None = None) -> list[dict[str, Any]]:
     """Make a row for each epoch of each job: hours, and their cost by these prices or else those of the service.
 
+    Of jobs that share one computation each has rows of its own, with what falls to it.
+
     Args:
         status: of the service.
         table: of prices; None: those that the service was started with; if there are none either, costs are None.
     """
     rows = []
     for job in status["jobs"]:
-        for spent in job["spent"]:
+        for spent in job["spent"] if not job.get("group") else job["group"]["spent"]:
             row = {"job": job["name"], **spent}
+            if "member" in spent:
+                row |= {"job": row.pop("member") or "(others that shared)", "group": job["name"]}
             if table is not None:
                 used = (spent.get("core_hours", 0.0), spent.get("gib_hours", 0.0))
                 hours = table.of_hours(spent["worker_hours"], spent["training_hours"], job["accelerators"], *used)

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from millrace.policies.figures import data_size, duration, number, percent
+from millrace.policies.figures import counted, data_size, duration, number, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +20,7 @@ Table = tuple[str, Row, Sequence[Row]]
 JOBS: Row = ("job", "epoch", "read", "left", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
 OPERATORS: Row = ("operator", "share", "elements", "elements/s", "threads", "padding")
 WORKERS: Row = ("worker", "on", "job", "leases", "busy", "buffered", "why")
+MEMBERS: Row = ("member", "on", "for", "epoch", "elements", "skipped", "behind", "pays")
 FINISHED: Row = ("job", "ended", "took", "epochs", "elements", "waiting", "why", "bottleneck")
 
 
@@ -50,7 +51,7 @@ def job_rows(status: Mapping[str, Any]) -> list[Row]:
         )
         rows.extend(
             (
-                f"  consumer {each['index']}",
+                "  " + (each.get("member") or f"consumer {each['index']}"),
                 str(each["epoch"]) if each["epoch"] >= 0 else "-",
                 *("", "", "", "", ""),
                 f"{each['host']}:{each['pid']}",
@@ -77,6 +78,37 @@ def operator_rows(job: Mapping[str, Any]) -> list[Row]:
         )
         for place, each in enumerate(job["operators"])
     ]
+
+
+def member_rows(group: Mapping[str, Any]) -> list[Row]:
+    """Make a row per member of a group, in the columns of :data:`MEMBERS`."""
+    return [
+        (
+            each["member"],
+            f"{each['host']}:{each['pid']}{'' if each['connected'] else ' (away)'}",
+            duration(round(each["since_s"])),
+            str(each["epoch"]) if each["epoch"] >= 0 else "-",
+            f"{each['elements']:,}",
+            f"{each['skipped']:,}",
+            f"{each['behind']:,}",
+            percent(each["share"]),
+        )
+        for each in group["members"]
+    ]
+
+
+def group_sentences(group: Mapping[str, Any]) -> Iterator[str]:
+    """Say what a group saves, what its window holds, and who was detached from it."""
+    name, window = f"group {group['fingerprint']}", group["window"]
+    if group["made"]:
+        yield (
+            f"{name}: {counted(group['made'], 'output')} produced and {group['given']:,} given to members, "
+            f"{number(group['readers'])} times each, which saves {duration(group['saved_core_s'])} of processor time"
+        )
+    held = f"{data_size(window['bytes'])} in workers"
+    yield f"{name}: {held}; {counted(window['hits'], 'output')} sent that another member had been sent before"
+    for each in group["detached"]:
+        yield f"{name}: {each['member']} was detached {duration(round(each['ago_s']))} ago: it {each['why']}"
 
 
 def worker_rows(status: Mapping[str, Any]) -> list[Row]:
@@ -162,6 +194,8 @@ def _tables(status: Mapping[str, Any]) -> Iterator[Table]:
     for job in status["jobs"]:
         if job["operators"]:
             yield f"operators of {job['name']}", OPERATORS, operator_rows(job)
+        if job.get("group"):
+            yield f"members of {job['name']}", MEMBERS, member_rows(job["group"])
     yield "workers", WORKERS, worker_rows(status)
     if status["finished"]:
         yield "finished", FINISHED, finished_rows(status)
@@ -171,6 +205,8 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
     for job in status["jobs"]:
         if job["cache"]["history"]:
             yield f"job {job['name']}: {job['cache']['why']}"
+        if job.get("group"):
+            yield from group_sentences(job["group"])
         for note in job["notes"]:
             yield f"job {job['name']}: {note}"
     for part in ("fleet", "journal"):

@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -163,8 +163,8 @@ def _compound_dtype(text: dict[str, Any]) -> np.dtype[Any]:
     fields = {name: text[name] for name in ("names", "offsets", "itemsize")}
     if any(title is not None for title in text["titles"]):
         fields["titles"] = text["titles"]
-    formats = [parse_dtype(each) for each in text["formats"]]
-    dtype: np.dtype[Any] = np.dtype({**fields, "formats": formats}, align=bool(text["aligned"]))  # type: ignore[call-overload]  # a plain dict will do
+    fields["formats"] = [parse_dtype(each) for each in text["formats"]]
+    dtype: np.dtype[Any] = np.dtype(cast("Any", fields), align=bool(text["aligned"]))  # its stubs want a TypedDict
     return dtype
 
 

@@ -51,6 +51,25 @@ class PipelineIdentity(msgspec.Struct, frozen=True, array_like=True):
 Part = tuple[int, int, list[int]]
 
 
+class OwnEpochState(msgspec.Struct, frozen=True, array_like=True):
+    """State of an epoch of a job's own, which is filled from the epochs of those that it shares a window with.
+
+    Attributes:
+        number: of the epoch.
+        left: elements that are still to come; unless ``known`` as many more as the group's epoch has still to come.
+        known: it is known how many elements the epoch has.
+    """
+
+    number: int = 0
+    left: int = 0
+    known: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it was yielded."""
+        return self.known and not self.left
+
+
 class Checkpoint(EpochShape, frozen=True, kw_only=True):
     """State of one reader, and the shape of the epoch that it reads.
 
@@ -73,6 +92,7 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
             handed out the first of what they make of them: all before the path, see
             :mod:`millrace.engine.run.arrival_operators`.
         turn: of coordinated reads, the slot whose round comes next.
+        own: epoch of the job's own, where ``epoch`` is its group's; None: they are the same.
     """
 
     version: int = VERSION
@@ -93,6 +113,7 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
     counts: list[int] = []
     parts: list[Part] = []
     turn: int = 0
+    own: OwnEpochState | None = None
 
     @property
     def identity(self) -> PipelineIdentity:
@@ -125,6 +146,7 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
     rare = {"behind": checkpoint.behind, "counts": [*checkpoint.counts], "turn": checkpoint.turn}
     rare["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
+    rare["own"] = None if checkpoint.own is None else [*msgspec.structs.astuple(checkpoint.own)]
     found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **rare}
     return {name: value for name, value in found.items() if name not in rare or value}
 
@@ -165,6 +187,8 @@ def check(found: Checkpoint) -> None:
     counts += [found.turn, *found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
+    if found.own is not None:
+        counts += [found.own.number, found.own.left if found.own.known else 0]
     if min(counts) < 0 or not 0 <= found.rank < found.ranks:
         raise StateError(f"the state is damaged: no number in it can be {min([*counts, found.rank])}")
     for piece in found.pieces:

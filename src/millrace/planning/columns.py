@@ -145,11 +145,12 @@ class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
         if not 0 <= at < len(self):
             raise IndexError(f"string {index} of {len(self)}")
         block, within = divmod(at, BLOCK)
-        known, strings = self.__dict__.get("_latest", (-1, []))  # in one piece, as other threads may read, too
+        latest: tuple[int, list[str]] = self.__dict__.get("_latest", (-1, []))  # as one, as other threads may read, too
+        known, strings = latest
         if known != block:
             strings = self._block(block)
             self.__dict__["_latest"] = block, strings
-        return strings[within]  # type: ignore[no-any-return]  # __dict__ holds anything
+        return strings[within]
 
     def __iter__(self) -> Iterator[str]:
         for block in range(-(-len(self) // BLOCK)):

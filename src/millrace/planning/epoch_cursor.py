@@ -49,6 +49,20 @@ class EpochCursor:
             return number, ()
         return self.following if number is None else number(self.following, self.loaded), self.loaded
 
+    def choose_shared(self, number: Number, there: int, *, late: bool, leads: bool) -> tuple[int, bool]:
+        """Choose the epoch of a pass that is to be read together with others; whether it can be.
+
+        Args:
+            number: see :meth:`choose`.
+            there: the epoch that the others begin next.
+            late: they are in the middle of another one.
+            leads: none of them has begun any: they begin with the one that is chosen.
+        """
+        there = max(there, self.following) if leads else there
+        self.following = self.following if late else max(there, self.following)
+        chosen, _ = self.choose(number)
+        return chosen, chosen == there and not late
+
     def begin(self, number: int, now: Callable[[], Checkpoint]) -> None:
         """Begin a pass over epoch ``number``; ``now`` says how far it is, also when it is over."""
         self.following = number + 1

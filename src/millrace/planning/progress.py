@@ -148,15 +148,18 @@ class Progress:
     def __init__(self, done: TaskSet | None = None, begun: Mapping[int, int] | None = None) -> None:
         self._done = TaskSet() if done is None else done.copy()
         self._begun = dict(begun or {})
-        self._ends: deque[tuple[int, int]] = deque()
-        self._totals: dict[int, int] = {}
+        self._ends: deque[tuple[int, int, int]] = deque()
+        self._totals: dict[int, tuple[int, int]] = {}
+        self._settled = -sum(self._begun.values())
         self.last = -1
         """Task of the output that was yielded last; -1: none was."""
 
     def resume(self, done: TaskSet, begun: Mapping[int, int]) -> None:
         """Add what was yielded before."""
         self._done |= done
+        self._settled += sum(self._begun.values())
         self._begun.update(begun)
+        self._settled -= sum(self._begun.values())
 
     def yielded(self, task: int, outputs: int) -> None:
         """Note that ``outputs`` outputs of the task, those before a resume included, were yielded."""
@@ -164,17 +167,37 @@ class Progress:
             self.last = task if outputs > self._begun.get(task, 0) else self.last
             self._begun[task] = outputs
 
-    def ends(self, task: int, outputs: int) -> None:
-        """Note that the task has ``outputs`` outputs in all. Any thread may, before or after they are yielded."""
-        self._ends.append((task, outputs))
+    def ends(self, task: int, outputs: int, missed: int = 0) -> None:
+        """Note that the task is over once ``outputs`` outputs of it were yielded; any thread may, before that or after.
+
+        Args:
+            task: that ends.
+            outputs: that are to be yielded, those that were left out before one of them included.
+            missed: further ones, which nobody is to yield.
+        """
+        self._ends.append((task, outputs, missed))
 
     def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
         """Tasks of which all was yielded, and the number of outputs of each other."""
         while self._ends:
-            task, outputs = self._ends.popleft()
-            self._totals[task] = outputs
-        for task in [task for task, total in self._totals.items() if self._begun.get(task, 0) >= total]:
+            task, outputs, missed = self._ends.popleft()
+            self._totals[task] = outputs, missed
+        for task in [task for task, (total, _) in self._totals.items() if self._begun.get(task, 0) >= total]:
+            self._settled += 0 if task in self._done else sum(self._totals[task])
             self._done.add(task)
             del self._totals[task]
             self._begun.pop(task, None)
         return self._done, sorted((task, outputs) for task, outputs in self._begun.items() if outputs)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that count as yielded, without those before a resume."""
+        self.now()
+        return self._settled + sum(self._begun.values())
+
+    def copy(self) -> Progress:
+        """Copy the progress; what ends is to be said to both."""
+        twin = Progress()
+        twin._done, twin._begun, twin._totals = self._done.copy(), dict(self._begun), dict(self._totals)
+        twin._ends, twin._settled, twin.last = deque(self._ends), self._settled, self.last
+        return twin

@@ -50,8 +50,8 @@ def rounded(share: float) -> str:
 
 
 def counted(count: int, noun: str = "worker") -> str:
-    """Format a number of things: ``1 worker``, ``3 workers``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Format a number of things: ``1 worker``, ``3 workers``, ``1,480 workers``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def data_size(count: float) -> str:
@@ -60,6 +60,11 @@ def data_size(count: float) -> str:
     while abs(value) >= 1023.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{number(value)} {_UNITS[unit]}"
+
+
+def label(value: str) -> str:
+    """Escape the value of a label, in the text format that Prometheus reads."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

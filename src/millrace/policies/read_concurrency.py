@@ -74,11 +74,19 @@ class InFlight:
     reason: str = "nothing was read yet"
 
 
-def begin(chosen: int | None = None) -> InFlight:
-    """Begin the search, before anything was read; not if the user has chosen how many reads there are at once."""
+def begin(
+    chosen: int | None = None, most: int = MOST, *, said: str = "as with_options(reads_in_flight=...) says"
+) -> InFlight:
+    """Begin the search, before anything was read; not if the user has chosen how many reads there are at once.
+
+    Args:
+        chosen: reads at once; None: as many as pay.
+        most: that may be found to pay.
+        said: the reason where they are chosen.
+    """
     if chosen is not None:
-        return InFlight(chosen, chosen, chosen, adapts=False, reason="as with_options(reads_in_flight=...) says")
-    return InFlight(FIRST, MOST, FIRST)
+        return InFlight(chosen, chosen, chosen, adapts=False, reason=said)
+    return InFlight(FIRST, most, FIRST)
 
 
 def step(state: InFlight, seen: Round) -> InFlight:

@@ -20,6 +20,7 @@ from millrace.protocol.job_spec import JobSpec
 
 MOST = 1 << 53
 """No number has a larger magnitude: sums of thousands still fit into 64 bits, which is what the journal can hold."""
+LEAST = -MOST
 
 UNBOUNDED = {(JobSpec, "seed"), (Checkpoint, "seed"), (CachePoint, "items")}
 """Any 64 bits will do: nobody counts with them, or they stand for data without end."""
@@ -32,9 +33,9 @@ Check = Callable[[Any], None]
 class _Beyond(Exception):  # noqa: N818 - turned into a ProtocolError where the message is known
     """A number is out of bounds; ``where`` is put together on the way out, as it is needed only then."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float, where: str = "") -> None:
         self.value = value
-        self.where = ""
+        self.where = where
 
 
 def checker(messages: Any) -> Callable[[Any], None]:
@@ -95,7 +96,7 @@ def _of(kind: inspect.Type, known: dict[type, Check | None]) -> Check | None:
 
 
 def _number(value: Any) -> None:
-    if not -MOST <= value <= MOST:  # NaN is neither
+    if not LEAST <= value <= MOST:  # NaN is neither
         raise _Beyond(value)
 
 
@@ -104,10 +105,16 @@ def _whole(value: int) -> None:
 
 
 def _all_fields(fields: list[tuple[str, Check]]) -> Check:
+    numbers = [name for name, of_field in fields if of_field in {_whole, _number}]
+    others = [(name, of_field) for name, of_field in fields if name not in numbers]
+
     def check(value: Any) -> None:
+        for name in numbers:  # without a call for each: reports, which come all the time, are made of these
+            if not LEAST <= (number := getattr(value, name)) <= MOST:
+                raise _Beyond(number, f".{name}")
         name = ""
         try:
-            for name, of_field in fields:
+            for name, of_field in others:
                 of_field(getattr(value, name))
         except _Beyond as beyond:
             beyond.where = f".{name}{beyond.where}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.protocol.message import Message
+from millrace.protocol.task_ref import TaskRef
 
 
 class Audience(Message, frozen=True, tag="Audience"):
@@ -13,3 +14,19 @@ class Audience(Message, frozen=True, tag="Audience"):
 
     job: str
     members: dict[int, int]
+
+
+class TasksGone(Message, frozen=True, tag="TasksGone"):
+    """Tasks of an epoch of which nothing is kept: by task how many outputs it had, -1 where nobody knows.
+
+    To members that share a window and read the epoch: they have what they have of these tasks, and missed the rest.
+    """
+
+    epoch: int
+    outputs: dict[int, int]
+
+
+class DropLeftovers(Message, frozen=True, tag="DropLeftovers"):
+    """The tail has what these tasks left over; their outputs stay in the window. To workers."""
+
+    refs: list[TaskRef]

@@ -53,6 +53,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         cycle_length: of ``coordinated``: so many tasks are read at a time, a round of each in turn.
         sharing: "lockstep" or "window": the consumers are members of the group of all jobs that are alike, see
             ``docs/design/0017-sharing.md``, and ``name`` is the member's own; "": the job is of its consumers alone.
+        window_bytes: of "window": outputs that each worker keeps of a slot for members that come later or are slower;
+            0: half of the slot's part of the worker's buffer, or more.
         functions: fingerprint of what the bundle holds, by which groups know that functions are alike, as two processes
             may pack the same ones into other bytes; empty: the bundle's digest does.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see
@@ -83,6 +85,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     cycle_length: int = 1
     sharing: Literal["", "window", "lockstep"] = ""
     functions: str = ""
+    window_bytes: int = 0
 
     @property
     def blobs(self) -> tuple[str, ...]:
@@ -103,6 +106,10 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     def ranks(self) -> int | None:
         """Consumers that are to get equally many elements; None: it does not matter."""
         return self.num_consumers if self.equal_steps else None
+
+    def rank(self, reader: int) -> int:
+        """Rank of a reader within its own job: each member of a group has as many readers as it has ranks."""
+        return reader % self.together if self.sharing else reader
 
     @property
     def together(self) -> int:

@@ -28,10 +28,11 @@ from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
 from millrace.protocol.crash_sites import CrashSite, Poison
-from millrace.protocol.group_messages import Audience
+from millrace.protocol.group_messages import Audience, DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
+from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
 PROTOCOL = 4
 """Raised when a message changes in a way that an older peer would misread."""
@@ -50,14 +51,6 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     user_traceback: str = ""
     needs: int = 0
-
-
-class TaskRef(msgspec.Struct, frozen=True, array_like=True):
-    """One task of one epoch of one job."""
-
-    job: str
-    epoch: int
-    task: int
 
 
 # -- worker to dispatcher ----------------------------------------------------------------------------------------------
@@ -362,13 +355,11 @@ class ConsumerReport(Message, frozen=True, tag="ConsumerReport"):
     """Mean over the last 100 elements of the time from one to the next, the user's work included."""
     wait_s: float = 0.0
     """Of which waiting for this service."""
-    queue_elements: float = 0.0
-    """Mean number of elements lying ready over the last 100 elements."""
+    queue_elements: float = 0.0  # mean number of elements lying ready over the last 100 elements
     reruns: int = 0
     """Tasks, over all epochs, that were run again after a part was here, and compared with that part."""
     differed: int = 0  # of which gave something else
-    impure: str = ""
-    """What is to be said about the first of these."""
+    impure: str = ""  # what is to be said about the first of these
     arrived: int = 0
     """Elements of the epoch that are here or were handed out; with ``all_here`` there will be no others."""
     all_here: bool = False
@@ -379,6 +370,7 @@ class ConsumerReport(Message, frozen=True, tag="ConsumerReport"):
     """From local workers, and from those of the service, since the session began."""
     waits: bool = False  # its user has come for elements, and there are none
     ended: bool = False  # the reader of the epoch was told that there is no more: it reads nothing that comes later
+    missed: int = 0  # elements of the epoch that a shared window did not keep until they could be sent here
 
 
 class LeaveJob(Message, frozen=True, tag="LeaveJob"):
@@ -397,14 +389,14 @@ class JobJoined(Message, frozen=True, tag="JobJoined"):
     consumer: int
     seed: int
     heartbeat_s: float
-    epoch: int = -1
-    """The last epoch begun at this place; -1 for none."""
+    epoch: int = -1  # the last that was begun at this place; -1 for none
     generation: int = 0
     waits: bool = False
     """The states of other ranks are awaited; :class:`Resumed` will say which epoch comes next."""
-    states: str = ""
-    """Name of the states that the job goes on from, for who is the first at its place: none need be loaded again."""
+    states: str = ""  # name of those that the job goes on from, for the first at its place: they are loaded already
     told: Told = Told()
+    newest: int = -1  # of a group, the last epoch that a member has begun
+    late: bool = False  # who comes now is too late for that one, which others still read
 
 
 class Resumed(Message, frozen=True, tag="Resumed"):
@@ -475,6 +467,8 @@ class EpochEnds(Message, frozen=True, tag="EpochEnds"):
     epoch: int
     tasks: list[int]
     unread: str = ""  # what of the whole epoch nobody reads, in sentences; for the user, at the epoch's end
+    members: int = 0  # jobs that share the computation; 0: it is not to be shared
+    past: bool = False  # others were further as the consumer came to the epoch: nobody says how much it had
 
 
 class JobFailed(Message, frozen=True, tag="JobFailed"):
@@ -494,7 +488,8 @@ _OfTasks = TaskFinished | ProbeReport | TaskFailed | LeftoversLost | TaskReturne
 _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
 _ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding
-_ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived
+_ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived | DropLeftovers
 ToWorker = WorkerWelcome | _ToPlan | _ToRun | BlocksKnown | MeasureStore | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice
+_OfEpochs = Resumed | EpochBegun | StepsReady | ReadTasks | TasksGone | EpochEnds
+ToConsumer = JobJoined | _OfEpochs | JobFailed | Notice

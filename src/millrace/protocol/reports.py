@@ -19,6 +19,8 @@ class LaneReport(msgspec.Struct, frozen=True, array_like=True):
     """Of these, seconds in which it ran tasks, without those in which its buffer was full."""
     filled_s: float = 0.0
     """Of these, seconds in which something of the epoch that is read lay here or was on its way to the consumer."""
+    hits: int = 0
+    """Outputs that a reader was sent after another one: they were computed once more often than that."""
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):

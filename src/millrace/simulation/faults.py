@@ -33,7 +33,7 @@ def arrange(cluster: SimulatedCluster) -> None:
     cluster.faults_to_come = cluster.network.rng.randrange(3, 12)
     cluster.network.after(cluster.network.rng.uniform(0.0, FIRST_S), _strike, cluster)
     put_back = random.Random(f"put back {cluster.seed}")
-    if put_back.random() < PUT_BACK and not cluster.members.drawn:
+    if put_back.random() < PUT_BACK and not (cluster.members.drawn or cluster.windows.drawn):
         cluster.network.after(put_back.uniform(2.0, 30.0), _put_back, cluster, put_back.choice((1, 3, 10, 30, 100)))
 
 

@@ -13,18 +13,21 @@ from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobRemoved, StatesLoaded
 from millrace.control.journal.task_events import TaskDone, TaskSpared
 from millrace.control.journal.worker_events import WorkerAssigned, WorkerLost
+from millrace.control.membership.jobs import WITH_RANK
 from millrace.control.membership.late_joins import named
 from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
 from millrace.simulation.cache_invariants import CacheInvariants
 from millrace.simulation.drawn_failures import check_before
 from millrace.simulation.job_history import EpochHistory, JobHistory
+from millrace.simulation.last_words import LastWords
 from millrace.simulation.member_invariants import HELD_UP, MemberInvariants
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.state_invariants import check_bounds, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
+from millrace.simulation.window_invariants import WindowInvariants
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
@@ -62,16 +65,15 @@ class Invariants:
         self._cluster = cluster
         self._histories: dict[tuple[str, int], JobHistory] = {}
         self._seeds: dict[str, int] = {}
-        self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
         self._there: dict[str, bool] = {}
         self._given_up: set[str] = set()
         self._journal: list[Event] = []
         self._saved: dict[str, tuple[int, set[int]]] = {}
-        self.rounds = RoundInvariants()
+        self.rounds, self.words = RoundInvariants(), LastWords(cluster)
         self.caches = CacheInvariants(cluster)
         self.pool = PoolInvariants(cluster)
-        self.members = MemberInvariants(cluster)
+        self.members, self.windows = MemberInvariants(cluster), WindowInvariants(cluster)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Invariants:
         place = job.consumers.get(consumer.consumer)
         if place is None or place.client != consumer.client or place.lost_at is not None:
             return
-        expected = told_of(dispatcher.state, dispatcher.observed, job, epoch, dispatcher.now())
+        expected = told_of(dispatcher.state, dispatcher.observed, job, epoch)
         if expected and not (text or self._cluster.older_journal.refused):
             raise Violation(f"{consumer.name} ends epoch {epoch}, and is not told: {expected}")
 
@@ -206,15 +208,6 @@ class Invariants:
         if self._there[consumer.client]:
             raise Violation(f"{consumer.name} is refused as too late, and its job is there")
 
-    def heard(self, peer: str) -> None:
-        """Note that the dispatcher has heard of a worker or a client."""
-        self._heard[peer] = self._cluster.network.now
-
-    def _given_up_in_time(self, peer: str, grace: float) -> None:
-        away = self._cluster.network.now - self._heard[peer]
-        if away < grace:
-            raise Violation(f"{peer} was given up {away:.1f} s after its last word, and has {grace:g} s")
-
     # -- what is durable -----------------------------------------------------------------------------------------------
 
     def durable(self, events: Iterable[Event]) -> None:
@@ -222,6 +215,7 @@ class Invariants:
         for event in events:
             self.events += 1
             self._journal.append(event)
+            self.windows.durable(event)
             if isinstance(event, JobCreated):
                 if any(name == event.spec.name for name, _ in self._histories):
                     self._cluster.job_again(event.spec.name)
@@ -235,6 +229,7 @@ class Invariants:
     def put_back(self, last: int) -> None:
         """Note that the journal ends behind the event of this number."""
         del self._journal[last:]
+        self.words.put_back()
         self._seeds.clear()
         for job in self._histories.values():
             job.forget(job.spec)
@@ -395,6 +390,7 @@ class Invariants:
         for event in events:
             self.kinds[type(event).__name__] += 1
             self.members.decided(event)
+            self.windows.enters(state, event)
             if isinstance(event, ConsumerJoined):
                 self._came(event)
             elif isinstance(event, JobRemoved) and ANEW in event.reason:
@@ -404,16 +400,16 @@ class Invariants:
             elif isinstance(event, ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
-                if "came under its name" in event.reason or HELD_UP in event.reason:
+                if any(why in event.reason for why in ("came under its name", HELD_UP, WITH_RANK)):
                     continue
                 settings, broken = self._cluster.settings, self._broke(dispatcher, event.job)
-                self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
+                self.words.given_up(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
             elif (
                 isinstance(event, WorkerLost)
                 and "leaving" not in event.reason
                 and self._cluster.workers[f"{event.worker}:1"].alive
             ):
-                self._given_up_in_time(event.worker, self._cluster.settings.heartbeat_s)
+                self.words.given_up(event.worker, self._cluster.settings.heartbeat_s)
             elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].pinned_job:
                 check_quota(state, event.job)  # local workers are their job's own
         if isinstance(item, inp.JoinRequested):
@@ -423,6 +419,7 @@ class Invariants:
             self.caches.ticked(dispatcher)
             self.pool.ticked(dispatcher)
             check_bounds(state, dispatcher)
+            self.windows.ticked(state)
             self._check_waiting(dispatcher)
             for worker in self._cluster.workers.values():
                 self._check_held(dispatcher, worker)
@@ -430,6 +427,7 @@ class Invariants:
     def _came(self, event: ConsumerJoined) -> None:
         before = self._clients.get((event.job, event.consumer), event.client)
         self._clients[event.job, event.consumer] = event.client
+        self.words.let_in(event.client)
         # Who was given up before it heard that it was in asks once more, and reads the next job of that name.
         self._given_up.discard(event.client)
         if before != event.client:

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from millrace.control.membership.groups import group_spec
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation.pipelines import catalogue
+from millrace.simulation.pipelines import SimulatedPipeline, catalogue
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
 
 SHARED = 0.25
 """Share of the schedules in which a group of jobs is read beside the others."""
-MODES: tuple[dict[str, Any], ...] = (
+WINDOW_MODES: tuple[dict[str, Any], ...] = (
     {},
     {},
     {"deterministic": True},
     {"sharding": "static"},
     {"sharding": "static_contiguous", "deterministic": True},
-    {"visitation": "at_most_once"},
 )
+MODES = (*WINDOW_MODES, {"visitation": "at_most_once"})
 STALLS = 0.1
 """Share of the members that stand still for a long time."""
 COME_S = (0.5, 0.5, 5.0, 30.0)
 """Seconds in which the members of a group come, as likely as they are here."""
+
+
+def has_group(seed: int) -> bool:
+    """Whether a schedule has a group."""
+    return random.Random(f"members {seed}").random() < SHARED
+
+
+def group_of(rng: random.Random, pipeline: SimulatedPipeline, modes: Sequence[dict[str, Any]], **drawn: Any) -> JobSpec:
+    """Draw what the members of a group have in common, their pipeline aside and what else was ``drawn`` before."""
+    priority = rng.choice((0.2, 1.0, 5.0))
+    mode = rng.choice(modes)
+    return JobSpec("", pipeline.structure, "bundle", tasks=pipeline.tasks, priority=priority, **drawn, **mode)
+
+
+def finite_pipeline(rng: random.Random) -> SimulatedPipeline:
+    """Draw a pipeline of which an epoch has an end."""
+    return rng.choice([each for each in catalogue() if each.plan.length is not None])
+
+
+def stops_of(rng: random.Random) -> dict[int, int]:
+    """Draw the epochs that a member breaks off, and after how many messages."""
+    return {epoch: rng.randrange(1, 20) for epoch in range(10) if rng.random() < 0.1}
 
 
 class MemberArrivals:
@@ -50,25 +73,21 @@ class MemberArrivals:
 
     def _draw(self) -> None:
         cluster, rng = self._cluster, self._rng
-        pipeline = rng.choice([each for each in catalogue() if each.plan.length is not None])
-        spec = JobSpec(
-            "",
-            pipeline.structure,
-            "bundle",
-            tasks=pipeline.tasks,
-            sharing="lockstep",
-            tenant=rng.choice(("default", "default", "small")),
-            priority=rng.choice((0.2, 1.0, 5.0)),
-            **rng.choice(MODES),
-        )
+        pipeline, tenant = finite_pipeline(rng), rng.choice(("default", "default", "small"))
+        spec = group_of(rng, pipeline, MODES, sharing="lockstep", tenant=tenant)
+        spec = cluster.rounds.draw_group(spec, cluster.pipelines)
         cluster.tenants[group_spec(spec).name] = spec.tenant
         within = rng.choice(COME_S)
         for number in range(rng.randrange(2, 6)):
             name = f"member-{number}"
             mine = msgspec.structs.replace(spec, name=name, epochs=rng.randrange(1, 4))
-            stops = {epoch: rng.randrange(1, 20) for epoch in range(10) if rng.random() < 0.1}
-            cluster.expected += 1
-            cluster.network.after(rng.uniform(0.0, within), cluster.add_consumer, mine, 0, stops)
+            stops = stops_of(rng)
+            at = rng.uniform(0.0, within)
+            for rank in range(spec.together):
+                cluster.expected += 1
+                cluster.network.after(
+                    at + (rng.uniform(0.0, 1.0) if rank else 0.0), cluster.add_consumer, mine, rank, stops
+                )
 
     def stall(self, spec: JobSpec, name: str) -> int:
         """Draw the message with which a member stands still; -1: with none."""

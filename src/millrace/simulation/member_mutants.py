@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.control.membership import detaching, groups, jobs
+from millrace.control.membership import detaching, gathering, groups, jobs
+from millrace.simulation.window_mutants import WINDOW_MUTANTS
 from millrace.worker.core.slot_buffer import SlotBuffer
 
 _leave = SlotBuffer.leave
@@ -34,5 +35,10 @@ MEMBER_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
         "A member that leaves takes what the others lack with it.",
         ((SlotBuffer, "leave", _take_all),),
     ),
+    "rank-before-the-others": (
+        "A rank of a member is let in before the others have come, as if it were all of it.",
+        ((gathering, "gather", lambda _tx, _spec, _name, item: [item]),),
+    ),
+    **WINDOW_MUTANTS,
 }
 """By name, what is wrong, and what is replaced by what."""

@@ -72,8 +72,8 @@ class RankArrivals:
 
     def replaced(self, consumer: SimulatedConsumer) -> bool:
         """Whether another process is started for a consumer that was killed."""
-        if self._rng.random() >= LOST:
-            return True
+        if self._rng.random() >= LOST or (consumer.spec.sharing and consumer.spec.coordinated):
+            return True  # a job that shares its computation joins with all its ranks
         self._cluster.fired["consumer not replaced"] += 1
         self._cluster.expected -= 1
         self._cluster.one_less(consumer.spec.name)

@@ -51,11 +51,11 @@ class RoundInvariants:
     def yielded(self, consumer: SimulatedConsumer, epoch: int, batches: Sequence[Output], plan: Plan) -> str:
         """Say what is wrong with batches that a rank's user gets, of tasks of a plan; empty: nothing is."""
         assert consumer.joined is not None
-        spec, rank = consumer.spec, consumer.consumer
-        rounds = self._of(spec.name, consumer.joined.seed, epoch)
+        spec, rank, job = consumer.spec, consumer.consumer, consumer.joined.job
+        rounds = self._of(job, consumer.joined.seed, epoch)
         for batch in batches:
             which, owner = rounds.made[_bare(batch)]
-            where = f"round {which} of epoch {epoch} of job {spec.name}"
+            where = f"round {which} of epoch {epoch} of job {job}"
             if owner != rank:
                 return f"{consumer.name} got rank {owner}'s batch of {where}"
             place = rounds.places.get(consumer.client, rounds.begins.get(rank, 0))
@@ -72,8 +72,7 @@ class RoundInvariants:
     def ended(self, consumer: SimulatedConsumer, epoch: int, *, whole: bool) -> str:
         """Say what a rank that has come to the epoch's end lacks of its rounds, ``whole``: of those that were made."""
         assert consumer.joined is not None
-        spec = consumer.spec
-        rounds = self._of(spec.name, consumer.joined.seed, epoch)
+        rounds = self._of(consumer.joined.job, consumer.joined.seed, epoch)
         place = rounds.places.get(consumer.client, rounds.begins.get(consumer.consumer, 0))
         where = f"{consumer.name} ends epoch {epoch} after {place} rounds"
         if place != len(rounds.order):

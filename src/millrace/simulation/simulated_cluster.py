@@ -34,6 +34,7 @@ from millrace.simulation.simulated_worker import SimulatedWorker
 from millrace.simulation.state_invariants import difference
 from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Violation, VirtualNetwork
+from millrace.simulation.window_arrivals import WindowArrivals, remembered_tasks
 
 SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store", lockstep_wait_s=6.0)
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
@@ -96,6 +97,7 @@ class SimulatedCluster:
             SETTINGS,
             cache_bytes=rng.choice(CACHE_BYTES),
             quotas={"small": rng.choice((1, 2))},
+            window_tasks=remembered_tasks(seed),
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
         self.rounds = DrawnRounds(seed)
@@ -139,6 +141,7 @@ class SimulatedCluster:
         for _ in range(rng.choice(JOBS)):
             self._add_job()
         self.members = MemberArrivals(self, seed)
+        self.windows = WindowArrivals(self, seed)
         faults.arrange(self)
         for _ in range(2):
             self.network.at(rng.uniform(1.0, 40.0), self.check_replay)

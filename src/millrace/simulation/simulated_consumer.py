@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
+from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_buffer import EpochBuffer
+from millrace.client.own_epoch import OwnEpoch
 from millrace.errors import MillraceError, ProtocolError
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
@@ -62,18 +64,23 @@ class SimulatedConsumer(Process):
         self._born = born
         self.spec, self.consumer, self.client = spec, consumer, name
         self._epochs = spec.epochs
-        self._stall = cluster.members.stall(spec, name)
+        self._stall = cluster.members.stall(spec, name) if not consumer else -1
         self.done = False
         self.failure: msg.Failure | None = None
         self.stops = stops
         self._cluster = cluster
-        self._invariants = cluster.invariants.members if spec.sharing else cluster.invariants
+        everybody = cluster.invariants
+        shared = everybody.windows if spec.sharing == "window" else everybody.members
+        self._invariants = shared if spec.sharing else everybody
         self._slow = network.rng.choice((0.0, 0.01, 0.1, 0.4))
         self._buffer = network.rng.choice((1, 4, 16, 100))
         self.core = self._new_core()
         self.session: Connection | None = None
         self._joining: Connection | None = None
+        self._awaiting: Connection | None = None
         self._pauses = delays_of(network)
+        self._own = OwnEpoch() if spec.sharing and spec.visitation == "zero_once_or_more" else None
+        self._owned = 0  # epochs of its own that it has read
         self._begun = -1  # the epoch that the user knows to have begun
         self._waiting = False  # for that, or for elements
         self._since = 0.0
@@ -132,13 +139,18 @@ class SimulatedConsumer(Process):
             return
         self._joining = Connection(self.network, self, dispatcher, "session")
         self._joining.send(self, self.core.join(self.network.now - self._born))
-        self.after(JOIN_S if self.joined is None else self.core.heartbeat_s, self._hurry, self._joining)
+        self.after(JOIN_S if self.joined is None else self.core.heartbeat_s, self._too_long, self._joining)
 
     def _hurry(self, connection: Connection) -> None:
         if self._joining is connection:
             connection.close(self)
             self._joining = None
             self._again()
+
+    def _too_long(self, connection: Connection) -> None:
+        """End a session in which nobody has answered."""
+        if self._awaiting is not connection:
+            self._hurry(connection)
 
     def _again(self) -> None:
         """Join again in a while; a new process is started again by whoever runs the training."""
@@ -157,6 +169,7 @@ class SimulatedConsumer(Process):
         elif isinstance(message, data_messages.Short):
             self._hears(io.TooSmall(connection.label, message))
         elif isinstance(message, data_messages.Skipped):
+            self._cluster.invariants.windows.skipped(self, message)
             self._hears(io.OutputsMissed(connection.label, message))
 
     def broken(self, connection: Connection) -> None:
@@ -172,7 +185,9 @@ class SimulatedConsumer(Process):
             self._lost_worker(connection)
 
     def _answered(self, connection: Connection, message: Any) -> None:
-        if isinstance(message, msg.JobJoined):
+        if isinstance(message, msg.Notice):
+            self._awaiting = connection  # the dispatcher has answered: others are to come first
+        elif isinstance(message, msg.JobJoined):
             self._joining, self.session = None, connection
             first = self.joined is None
             self._cluster.older_journal.let_in(self)
@@ -189,7 +204,9 @@ class SimulatedConsumer(Process):
             self.failure = message.failure
             self.leave()
         elif isinstance(message, (msg.JobFailed, msg.Failure)):
-            # The place is taken, or the disk is full: another process tries again.
+            # The place is taken, or the disk is full: another process tries again. Ranks of one job come all again.
+            if "start all of them again" in str(message):
+                self._cluster.run_again(self.spec.name)
             self._attempt += 1
             self.client = f"{self.name}.{self._attempt}"
             self.core = self._new_core()
@@ -241,11 +258,11 @@ class SimulatedConsumer(Process):
     def _begin(self, epoch: int) -> None:
         assert self.joined is not None
         first = self.joined.epoch + 1 if self.spec.sharing else 0
-        if epoch >= first + (self._epochs or 1):
+        if self.done or (self._own is None and epoch >= first + (self._epochs or 1)):
             self.leave()
             return
         known = self._loaded and not self.spec.coordinated  # else the dispatcher says where to begin
-        self._handle(io.EpochWanted(epoch, said(self._loaded, epoch) if known else None))
+        self._handle(io.EpochWanted(epoch, EpochProgress(epoch, said(self._loaded, epoch)) if known else None))
         self._waiting = True
         self._go_on()
 
@@ -260,6 +277,8 @@ class SimulatedConsumer(Process):
         elif self._begun != core.wanted:
             self._begun = core.wanted
             self._invariants.began(self, self._begun, core.begun.reused)
+            if self._own is not None:
+                self._own.begin(0)
             self._wait()
         else:
             self._take()
@@ -270,6 +289,8 @@ class SimulatedConsumer(Process):
 
     def _take(self) -> None:
         core = self.core
+        if self._own is not None and core.reading is not None:
+            core.reading.most = self._own.most
         ask = io.MoreWanted(self._begun, self._since, core.ready)
         answer = self._handle(ask)
         if isinstance(answer, io.Decode):
@@ -283,6 +304,9 @@ class SimulatedConsumer(Process):
                 self._waiting = False
                 self._invariants.told(self, self._begun, unread)
                 self._invariants.ended(self, self._begun, core.reading.used)
+                if self._own is not None and self.inbox is not None:
+                    self._own.group_ended(self.inbox.outputs)
+                    self._count()
                 self._end()
             case io.Refuse(error=error):
                 self._fail(error)
@@ -294,11 +318,30 @@ class SimulatedConsumer(Process):
             self._handle(io.Used())
         outputs: list[Output] = list(reading.current)
         self._invariants.yielded(self, reading.number, reading.task, outputs)
+        self._count()
+        if self.done:
+            return
         self._stall -= 1
         if self._stall == 0:
             self.after(STALL_S, self._stalled)
             return
         self.after(self._slow * self.network.rng.uniform(0.5, 1.5) * len(outputs), self._next)
+
+    def _count(self) -> None:
+        """Count outputs where epochs are its own: one has as many as the data, and the next goes on behind it."""
+        reading = self.core.reading
+        if self._own is None or reading is None:
+            return
+        self._own.count(reading.used)
+        if self._own.over:
+            self._cluster.invariants.windows.ended_own(self, self._own, self._begun)
+            self._end_own(reading.used)
+
+    def _end_own(self, there: int) -> None:
+        self._owned, self._own = self._owned + 1, OwnEpoch()
+        self._own.begin(there)
+        if self._owned == (self._epochs or 1):
+            self.leave()
 
     def _stalled(self) -> None:
         """Go on after having stood still, which the others were not to wait for."""
@@ -307,6 +350,11 @@ class SimulatedConsumer(Process):
             self, [each for each in self._cluster.consumers if each.waits_since]
         )
         self._next()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has stopped for a long time."""
+        return self._stall == 0 and self.alive and not self.done
 
     @property
     def waits_since(self) -> float:
@@ -318,8 +366,18 @@ class SimulatedConsumer(Process):
         assert reading is not None
         if self.inbox is not None and not self.done and reading.used >= self.stops.get(reading.number, 1 << 60):
             self._invariants.abandoned(self, reading.number)
-            self._end()
-        else:
+            goes_on = self._own is not None and self.stops[reading.number] % 2 == 1  # else as who loads a state
+            if self._own is not None:
+                self._cluster.invariants.windows.left_own(self, reading.number + (not goes_on))
+                if goes_on:
+                    reading.hand_on()  # the next epoch of its own begins where this one was left
+                    self.stops = {epoch: stop for epoch, stop in self.stops.items() if epoch != reading.number}
+                self._end_own(reading.used)
+            if not (goes_on or self.done):
+                self._end()
+            if not goes_on:
+                return
+        if not self.done:
             self._wait()
 
     def _end(self) -> None:

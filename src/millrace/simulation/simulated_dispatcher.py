@@ -268,7 +268,7 @@ class SimulatedDispatcher(Process):
         place = self.state.clients.get(name)
         peer = self.state.workers.get(name) if place is None else self.state.jobs[place[0]].consumers[place[1]]
         if peer is not None and peer.lost_at is None:
-            self._invariants.heard(name)
+            self._invariants.words.heard(name)
 
     def broken(self, connection: Connection) -> None:
         """Note that a session has ended."""

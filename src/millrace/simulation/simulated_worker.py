@@ -285,7 +285,7 @@ class SimulatedWorker(Process):
         self._let[peer] = self._let.get(peer, 0) - spent
         if self._let[peer] < 0:
             raise Violation(f"{self.name} sends more than {peer.ends[0].name} lets it: {header}")
-        if isinstance(header, data_messages.Short):
+        if isinstance(header, data_messages.Short | data_messages.Skipped):
             peer.send(self, header)
             return
         ref = msg.TaskRef(self._peers[peer], header.epoch, header.task)

@@ -91,7 +91,7 @@ class Arrays:
     """Arrays with equally many rows. Elements are read-only views of them.
 
     Args:
-        structure: see :class:`Shape`.
+        structure: see :class:`ArrayLayout`.
         arrays: of one dimension at least; nobody writes to them any more.
 
     Attributes:
@@ -172,12 +172,9 @@ class Arrays:
         if self.shape.size > at:
             yield np.zeros(self.shape.size - at, np.uint8)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State of a copy, which has arrays of its own."""
-        return {"structure": self.structure, "arrays": self.arrays}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Arrays], tuple[Any, list[Array]]]:
+        """Describe how a copy is made, which shares no memory and no digest with this one."""
+        return Arrays, (self.structure, self.arrays)
 
     def __str__(self) -> str:
         return _described(self.structure, self.arrays)

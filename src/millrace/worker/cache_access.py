@@ -70,6 +70,15 @@ class CacheAccess:
             if message.whole:
                 catalog.forget(catalog.names() - set(message.names))
 
+    def point(self, lease: LeaseTask) -> ActivePoint | None:
+        """Open the cache point of a lease to see what it has; None: there is none, or its run will complain of it."""
+        if lease.cache is None:
+            return None
+        try:
+            return self._open(lease.cache, add=False).point
+        except MillraceError:
+            return None
+
     @contextmanager
     def using(self, lease: LeaseTask, tell: Callable[[CacheUsed], object]) -> Iterator[RunCache]:
         """Open the cache of a lease for its run; behind the body ``tell`` gets what is to be told about it.

@@ -118,7 +118,7 @@ class LaneThread:
         outcome: inp.Outcome
         try:
             self.ask(inp.Enter())
-            outcome = _Run(self, job, lease).run(self._caches, self._fetch, told)
+            outcome = _Run(self, job, lease, self._caches).run(self._fetch, told)
         except StoppedError:
             outcome = inp.Stopped()
         except LeftoversMissingError as error:
@@ -143,16 +143,18 @@ class _Run:
         lane: the lane that runs it.
         job: the lease's.
         lease: what is run.
+        caches: of this worker.
     """
 
-    def __init__(self, lane: LaneThread, job: JobPipeline, lease: LeaseTask) -> None:
+    def __init__(self, lane: LaneThread, job: JobPipeline, lease: LeaseTask, caches: CacheAccess) -> None:
         self._lane = lane
         self._job = job
         self._lease = lease
+        self._caches = caches
         self._reporter = ProbeReporter(lease, lane.ask)
         self._expected: list[int] = []
 
-    def run(self, caches: CacheAccess, ask: Ask, told: list[FromWorker]) -> inp.RunFinished:
+    def run(self, ask: Ask, told: list[FromWorker]) -> inp.RunFinished:
         """Run the lease; what the dispatcher is to hear of its cache goes to ``told``, however it ends."""
         from millrace.elements import codec
 
@@ -177,7 +179,7 @@ class _Run:
         else:
             packer = Packer(codec.encode, first, batch=lane.batch)
         with (
-            caches.using(lease, told.append) as cache,
+            self._caches.using(lease, told.append) as cache,
             program.run(
                 task,
                 ref.epoch,
@@ -218,10 +220,16 @@ class _Run:
 
     def _expect(self, program: Program, coming: Sequence[LeaseTask]) -> None:
         """Announce to the program what the lane runs now and next, unless it knows."""
+        from millrace.engine.run.outlook import ComingTask
+
         leases = [each.lease for each in coming]
         if leases != self._expected:
             self._expected = leases
-            tasks = [(_task_of(program, each), each.ref.epoch) for each in coming if each.received >= 0]
+            tasks = (
+                ComingTask(_task_of(program, each), each.ref.epoch, each, self._caches.point(each))
+                for each in coming
+                if each.received >= 0
+            )
             program.expect(self._lane.slot, tasks)
 
     def _put(self, packer: Packer | RoundPacker, *, flush: bool) -> None:

@@ -1,9 +1,11 @@
 """Stores of blocks with real processes, a real S3 server and disks that are full."""
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -55,12 +57,12 @@ def test_many_blocks_are_listed(bucket):
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 WRITER = """
-import hashlib, os, sys
+import hashlib, os, signal, sys
 import numpy as np
 from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.block_writer import BlockWriter
 
-folder, seed, same = sys.argv[1:]
+folder, seed, same, stops = sys.argv[1:]
 store = FileStore(folder)
 number = 0
 while True:
@@ -71,15 +73,20 @@ while True:
             key = hashlib.blake2b(f"{same or number} {item}".encode(), digest_size=16).digest()
             writer.add(key, [np.full(10_000, int(seed), np.uint8)])
             print("wrote", flush=True)
+            if stops and number == 1 and item == 9:
+                os.kill(os.getpid(), signal.SIGSTOP)
         draft.publish("point", writer.finish().name)
     print("published", flush=True)
 """
 
 
 @contextlib.contextmanager
-def writing(folder: Path, seed: int = 1, same: str = "") -> Iterator[subprocess.Popen]:
-    """A process that publishes blocks of 200 KB as fast as it can: new ones, or the same again; killed in the end."""
-    command = [sys.executable, "-c", WRITER, str(folder), str(seed), same]
+def writing(folder: Path, seed: int = 1, same: str = "", *, stops: bool = False) -> Iterator[subprocess.Popen]:
+    """A process that publishes blocks of 200 KB as fast as it can: new ones, or the same again; killed in the end.
+
+    It ``stops``, if it is to, in the middle of its first draft.
+    """
+    command = [sys.executable, "-c", WRITER, str(folder), str(seed), same, "stops" if stops else ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -110,16 +117,27 @@ def test_a_writer_that_is_killed_leaves_whole_blocks_and_a_draft_that_goes(tmp_p
 
 
 def test_a_draft_of_a_living_process_stays(tmp_path):
-    with writing(tmp_path) as process:
-        until(process, "wrote")
-        os.kill(process.pid, 19)  # SIGSTOP
+    with writing(tmp_path, stops=True) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        left = os.listdir(tmp_path / ".drafts")
+        (draft,) = os.listdir(tmp_path / ".drafts")
         FileStore(str(tmp_path))
-        assert os.listdir(tmp_path / ".drafts") == left
-        assert len(left) <= 1  # none if it was stopped between two
-        os.kill(process.pid, 18)  # SIGCONT
+        assert os.listdir(tmp_path / ".drafts") == [draft]
+        os.kill(process.pid, signal.SIGCONT)
         until(process, "published", 2)
+
+
+def test_a_draft_that_is_taken_for_one_that_was_left_before_it_is_locked_is_begun_again(tmp_path, monkeypatch):
+    store, lock = FileStore(str(tmp_path)), fcntl.flock
+
+    def late(file, how):
+        monkeypatch.undo()
+        FileStore(str(tmp_path))
+        assert os.listdir(tmp_path / ".drafts") == []
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    put(store, "b1", b"1")
+    assert store.blocks() == {(POINT, "b1"): 1}
 
 
 def test_processes_that_write_one_name_do_not_disturb_each_other_or_readers(tmp_path):

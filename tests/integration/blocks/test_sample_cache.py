@@ -84,6 +84,22 @@ class TestBounds:
                 cache.read("a", index, partial(int, index))
             assert self.held(cache) == [0, 2, 3]
 
+    @pytest.mark.parametrize("eviction", ["fifo", "lru", "random"])
+    def test_what_is_fetched_ahead_and_was_there_already_goes_as_late_as_what_comes_new(self, eviction):
+        with contextlib.closing(SampleCache(max_samples=3, eviction=eviction)) as cache:
+            for index in [0, 1, 2, 0, 3]:
+                cache.fetch_ahead("a", index, partial(int, index))
+            held = self.held(cache)
+            assert len(held) == 3
+            assert eviction == "random" or held == [0, 2, 3]
+
+    @pytest.mark.parametrize(("most", "first"), [(64, 0), (65, 1)])
+    def test_samples_are_written_anew_for_that_only_where_some_soon_have_to_go(self, most, first):
+        with contextlib.closing(SampleCache(max_samples=most)) as cache:
+            for index in [*range(61), 0, *range(61, most + 1)]:
+                cache.fetch_ahead("a", index, partial(int, index))
+            assert self.held(cache)[0] == first
+
     def test_a_smaller_bound_than_before_is_honoured_at_once(self, tmp_path):
         with contextlib.closing(SampleCache(max_samples=10, folder=tmp_path, keep=True)) as cache:
             for index in range(10):

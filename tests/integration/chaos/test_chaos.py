@@ -26,6 +26,15 @@ def test_each_element_as_it_is_whatever_becomes_of_the_cache():
     assert "all is right" in done.stdout
 
 
+def test_each_element_once_for_each_member_of_groups_in_lockstep():
+    kinds = ("worker killed", "dispatcher killed", "consumer killed")
+    small = ("--members", "2", "--epochs", "4", "--rows", "960", "--caches", "compute")
+    done = chaos("--seed", "1", "--faults", "3", "--only", *kinds, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is right" in done.stdout
+    assert "group 1, member 1: 1 consumer" in done.stdout
+
+
 def test_a_consumer_that_forgets_what_it_has_is_found(tmp_path):
     few = ("--faults", "1", "--only", "bulk connection cut", "--epochs", "1", "--consumers", "1", "--rows", "960")
     done = chaos("--plant", "forgets", "--workers", "1", "--folder", str(tmp_path), *few)

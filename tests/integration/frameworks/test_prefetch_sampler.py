@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+from collections import deque
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_positions_are_those_of_the_dataset_below(cache, part):
 
 
 def held(cached):
-    return [index for index in range(len(cached)) if cached.cache._table.has(cached.name, index)]
+    return [index for index in range(len(cached)) if cached.cache._table.get(cached.name, index) is not None]
 
 
 def test_ranks_have_a_cache_each(cache):
@@ -197,6 +198,21 @@ def test_no_more_is_fetched_ahead_than_a_cache_smaller_than_a_batch_can_hold(mon
                 assert cached[index][0] == index
             next(indices)
             assert asked[4:] == [20, 21]
+
+
+def test_what_is_asked_for_stays_until_it_is_read_in_every_epoch_of_a_cache_that_holds_half(monkeypatch):
+    """Also what was there already when it was asked for: others would else take its place before it is read."""
+    asked = deque[int]()
+    monkeypatch.setattr(prefetcher.Prefetcher, "ask", lambda self, numbers, unread: asked.extend(numbers))
+    with contextlib.closing(SampleCache(max_samples=COUNT // 2)) as half:
+        cached = CachedDataset(Squares(), half)
+        with prefetching(RandomSampler(cached, generator=seeded()), cached, fetch_size=COUNT // 4) as sampler:
+            for _ in range(3):
+                for index in sampler:
+                    while asked:
+                        cached.fetch_ahead(asked.popleft())
+                    assert cached[index][0] == index
+        assert cached.stats().misses == 0
 
 
 def test_a_sampler_travels_to_another_process_as_other_samplers_do(cache):

@@ -105,9 +105,9 @@ class Service:
     def status(self) -> dict[str, Any]:
         return fetch_status(self.address)
 
-    def until(self, condition: Callable[[dict[str, Any]], Any]) -> Any:
+    def until(self, condition: Callable[[dict[str, Any]], Any], wait_s: float = WAIT_S) -> Any:
         """Asks for the status until ``condition`` is true of it, and returns what that gave."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + wait_s
         while True:
             status = self.status()
             found = condition(status)

@@ -138,6 +138,29 @@ def test_a_state_is_loaded_into_an_iterator_whatever_has_become_of_that(service)
             assert Counter(head) + Counter(numbers(epoch)) == ALL
 
 
+def test_an_iterator_that_is_closed_or_was_refused_a_state_in_mid_chunk_gives_no_more(service):
+    def dataset(count=COUNT):
+        return mr.Dataset.range(count).batch(5).distribute(service.address, tasks=12, deterministic=True).unbatch()
+
+    with dataset(COUNT // 2) as other, iter(other) as epoch:
+        next(epoch)
+        foreign = epoch.state_dict()
+    with dataset() as part:
+        epoch = iter(part)
+        assert next(epoch) == 0  # of five at least
+        state = epoch.state_dict()
+        with pytest.raises(mr.StateError):
+            epoch.load_state_dict(foreign)
+        with pytest.raises(mr.StateError, match="load another one"):
+            next(epoch)
+        epoch.load_state_dict(state)
+        assert next(epoch) == 1
+        epoch.close()
+        assert list(epoch) == []
+        epoch.load_state_dict(epoch.state_dict())
+        assert list(epoch) == list(range(2, COUNT))
+
+
 def test_what_orders_anew_has_states_between_epochs_only(service):
     with served(service).unbatch().shuffle(50) as dataset:
         dataset.load_state_dict(dataset.state_dict())

@@ -41,13 +41,16 @@ def large(element: Any) -> bytes:
 
 
 class Slow(http.server.BaseHTTPRequestHandler):
-    """A file store that takes its time for each answer."""
+    """A file store that takes its time for each answer, and gives four at a time, however many are asked for."""
+
+    at_a_time = threading.Semaphore(4)
 
     def do_HEAD(self) -> None:
         self._answer()
 
     def do_GET(self) -> None:
-        threading.Event().wait(10 * WAIT_S)
+        with self.at_a_time:
+            threading.Event().wait(10 * WAIT_S)
         self._answer()
         self.wfile.write(PAGE)
 
@@ -61,9 +64,15 @@ class Slow(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Storage(http.server.ThreadingHTTPServer):
+    """Server that takes on as many connections at once as come; else some would be tried again after seconds."""
+
+    request_queue_size = 256
+
+
 @pytest.fixture
 def storage() -> Iterator[list[str]]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+    with Storage(("127.0.0.1", 0), Slow) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield [f"http://127.0.0.1:{server.server_port}/{number}" for number in range(100)]

@@ -1,6 +1,7 @@
 """Ranks that get batches of one bucket in each step, whatever becomes of workers, and however little room there is."""
 
 import itertools
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -131,3 +132,30 @@ def test_an_epoch_too_small_for_a_round_is_empty_and_each_rank_is_told_why(servi
                 return list(epoch)
 
         assert [warned(epoch) for epoch in ranks.epochs] == [[]] * RANKS
+
+
+def come_again(ranks, service, **options):
+    """The last rank closes and comes again, and reads one epoch; the others read three."""
+    ranks.parts[-1].close()
+    ranks.parts[-1] = DATASET.distribute(
+        service.address, num_consumers=RANKS, consumer_index=RANKS - 1, coordinated=True, **options
+    )
+    with ranks.parts[-1]:
+        found = ranks.pool.submit(list, iter(ranks.parts[-1]))  # which has joined when the others read on
+        epochs = [ranks.all(list, ranks.epochs[:-1])]
+        epochs += [ranks.all(list, ranks.parts[:-1]) for _ in range(2)]
+        return epochs, found.result(WAIT_S)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_a_rank_that_closes_and_comes_again_takes_part_in_an_epoch_that_all_begin_and_is_told_which(service):
+    with ExitStack() as stack:
+        options = {"job_name": "again", "tasks": 20}
+        ranks = Ranks(stack, service, **options)
+        begun = ranks.steps(5)
+        with pytest.warns(mr.MillraceWarning) as told:
+            epochs, found = come_again(ranks, service, **options)
+        (first,) = {int(number) for each in told for number in re.findall(r"begins with epoch (\d)", str(each.message))}
+        assert first >= 1
+        check(list(zip(*epochs[first], found, strict=True)), "drop")
+        assert repr(found[:5]) != repr([step[-1] for step in begun])

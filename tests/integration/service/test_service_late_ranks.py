@@ -89,9 +89,8 @@ def test_who_ends_an_epoch_is_told_what_another_had_received_and_not_used(servic
         numbers = iter(one)
         seen = [next(numbers)]
         service.until(lambda status: job_of(status, "closes")["tasks"]["done"] > 3)
-        rest = iter(two)
         one.close()
         with pytest.warns(mr.MillraceWarning, match="of consumer 0, which closed before it had handed them out"):
-            seen += rest
+            seen += iter(two)
         [unread] = job_of(service.status(), "closes")["unread"]
         assert unread["elements"] == 1000 - len(seen)

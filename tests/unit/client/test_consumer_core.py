@@ -444,7 +444,7 @@ def test_what_came_is_counted_by_where_it_came_from(consumer: Consumer) -> None:
     consumer.read(1, TWO)
     consumer.deliver(0, 0, [1, 2])
     consumer.deliver(1, 0, [3], address=TWO)
-    assert consumer.core.came == (Flow(2, 20), Flow(1, 10))
+    assert consumer.core.flows.came == (Flow(2, 20), Flow(1, 10))
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -456,7 +456,8 @@ def test_what_a_window_did_not_keep_is_acknowledged_and_does_not_come_again(cons
     said = consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5)))
     assert said == [io.TellWorker(ONE, data.Received(0, 0, 5))]
     assert consumer.handle(io.OutputsMissed(ONE, data.Skipped(0, 0, 1, 5))) == []
-    assert report(consumer.said(io.Beat())).tasks == [msg.TaskProgress(0, 5, complete=False)]
+    told = report(consumer.said(io.Beat()))
+    assert (told.tasks, told.missed) == ([msg.TaskProgress(0, 5, complete=False)], 3)
     consumer.handle(io.Disconnected(ONE))
     assert io.TellWorker(ONE, data.Read(0, 0, 1, 5)) in consumer.handle(io.Connected(ONE))
 
@@ -486,3 +487,16 @@ def test_a_state_counts_what_was_missed_once_all_before_it_was_handed_out(consum
     assert consumer.take() == [10, 11]
     done, begun = reading.now()
     assert (list(done), begun) == ([0, 1], [])
+
+
+def test_who_has_no_room_still_takes_what_is_only_compared() -> None:
+    consumer = Consumer(buffer_bytes=20)
+    consumer.begin()
+    consumer.read(0)
+    consumer.deliver(0, 0, [10, 11])
+    assert consumer.handle(io.TooSmall(ONE, data.Short(10, 1, 0, 0))) == []
+    consumer.read(0, TWO, lease=2)
+    (granted,) = consumer.handle(io.TooSmall(TWO, data.Short(10, 1, 0, 0)))
+    assert isinstance(granted, io.TellWorker)
+    assert isinstance(granted.message, data.Credit)
+    assert granted.address == TWO

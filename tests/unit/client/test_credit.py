@@ -174,3 +174,11 @@ def test_never_more_than_the_total_and_one_message_and_never_stuck(seed, total):
             forced = True
             grant(grants)
     assert pool.held == 0
+
+
+def test_what_is_dropped_as_it_comes_needs_no_room():
+    pool = CreditPool(10)
+    pool.join(("a", 0))
+    pool.arrived(("a", 0), 10)
+    assert pool.short(("a", 0), 6, 0) == {}
+    assert pool.short(("a", 0), 6, 0, dropped=True) == {("a", 0): 11}

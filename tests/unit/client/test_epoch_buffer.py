@@ -9,7 +9,8 @@ from millrace.client.epoch_buffer import EpochBuffer, RerunOutcome
 from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.errors import ProtocolError
-from millrace.protocol.messages import TaskProgress
+from millrace.protocol.group_messages import TasksGone
+from millrace.protocol.messages import EpochEnds, TaskProgress
 
 
 def deliver(inbox, task, index, count, *, last=False, worker="a:1", lease=1):
@@ -304,4 +305,59 @@ def test_with_a_cycle_what_is_skipped_to_its_end_lets_the_next_task_be_read():
     assert taken(inbox) == []
     inbox.skip(0, 0, 9)
     deliver(inbox, 0, 9, 0, last=True)
+    assert taken(inbox) == [0, 1]
+
+
+def test_of_tasks_that_are_gone_nothing_more_comes_and_what_they_had_counts_as_missed():
+    inbox = EpochBuffer(0)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(1, 2, "a:1")
+    deliver(inbox, 0, 0, 2)
+    inbox.less_to_come(EpochEnds(0, [0, 1, 3]))
+    inbox.less_to_come(TasksGone(0, {0: 5, 1: -1, 3: 4}))
+    inbox.less_to_come(TasksGone(0, {0: 5}))  # said again to who comes back
+    assert not deliver(inbox, 0, 2, 1), "it was on its way"
+    assert inbox.missed == 3 + 0 + 4
+    assert inbox.all_here
+    assert [(each.task, each.received, each.complete) for each in inbox.progress()] == [
+        (0, 5, True),
+        (1, 0, True),
+        (3, 4, True),
+    ]
+    assert taken(inbox)
+    assert inbox.finished
+
+
+def test_a_task_that_is_gone_is_not_waited_for_in_a_fixed_order():
+    inbox = EpochBuffer(0, cycle=SlotCycle())
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(1, 2, "a:1")
+    deliver(inbox, 1, 0, 2, last=True)
+    assert inbox.take() is None
+    inbox.less_to_come(TasksGone(0, {0: -1}))
+    assert inbox.take() is not None
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_who_comes_back_when_the_epoch_is_over_has_what_has_come_of_tasks_that_had_begun(in_order):
+    inbox = EpochBuffer(0, cycle=SlotCycle() if in_order else None)
+    for task in range(4):
+        inbox.assign(task, 1, "a:1")
+    deliver(inbox, 0, 0, 2)
+    deliver(inbox, 1, 0, 3, last=True)
+    inbox.less_to_come(EpochEnds(0, []))
+    assert not inbox.unfinished("a:1")
+    assert taken(inbox) == [0, 1, 0, 1, 2]
+    assert inbox.finished
+    assert not deliver(inbox, 0, 2, 1), "it was on its way"
+    assert inbox.finished
+
+
+def test_a_task_that_becomes_a_consumers_once_its_share_was_known_is_waited_for():
+    inbox = EpochBuffer(0, cycle=SlotCycle())
+    inbox.assign(0, 1, "a:1")
+    inbox.less_to_come(EpochEnds(0, []))
+    inbox.assign(0, 2, "b:1")
+    assert inbox.take() is None
+    assert deliver(inbox, 0, 0, 2, lease=2, last=True)
     assert taken(inbox) == [0, 1]

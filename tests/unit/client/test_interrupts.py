@@ -128,8 +128,9 @@ class Talk:
         for item in items:
             self.shared.handle(item)
 
-    def begin(self, number, read):
-        return self.core.reading
+    def begin(self, reading):
+        self.core.reading, reading.begun = reading, self.core.begun
+        return reading.begun
 
     def end(self, number):
         self.tell(io.End(number))

@@ -93,6 +93,21 @@ def test_progress_is_one_line_an_epoch_where_there_is_no_terminal():
     ]
 
 
+@pytest.mark.parametrize(
+    ("missed", "members", "end"),
+    [
+        (0, 0, ""),
+        (0, 1, ""),
+        (0, 4, ", computed once for 4 jobs"),
+        (1234, 2, ", computed once for 2 jobs, 1,234 missed"),
+    ],
+)
+def test_the_closing_line_says_what_was_shared_and_missed(missed, members, end):
+    reading = Reading(progress=True)
+    reading.monitor.ended(0, lambda: (30, Rates()), missed, members)
+    assert reading.out.getvalue() == f"epoch 0: 30 elements{end}\n"
+
+
 def test_progress_is_alive_on_a_terminal_and_says_what_is_waited_for():
     reading = Reading(Terminal(), ["its sources are listed", "no worker is there"], progress=True)
     reading.monitor.wanted()

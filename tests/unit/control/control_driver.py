@@ -24,6 +24,7 @@ from millrace.planning.plan import Piece, Task
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, MeasureStore
+from millrace.protocol.group_messages import DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
@@ -133,6 +134,8 @@ class FakeWorker:
         elif isinstance(message, msg.ForgetTasks):
             for ref in message.refs:
                 self.forget(ref)
+        elif isinstance(message, DropLeftovers):
+            self.leftovers -= {(ref.job, ref.epoch, ref.task) for ref in message.refs}
         elif isinstance(message, msg.OutputsReceived):
             self.spared += message.refs
             for ref in message.refs:
@@ -185,6 +188,7 @@ class FakeConsumer:
         """Outputs that it has of the epoch."""
         self.alone: set[int] = set()
         self.ends: list[int] | None = None
+        self.gone: dict[int, int] = {}
         self.unread = ""
         self.failure: Any = None
         self.notices: list[str] = []
@@ -204,6 +208,7 @@ class FakeConsumer:
         elif isinstance(message, msg.EpochBegun):
             if self.epoch is None or message.epoch != self.epoch.epoch:
                 self.reads, self.complete, self.got, self.alone, self.ends = {}, [], [], set(), None
+                self.gone = {}
             self.epoch = message
         elif isinstance(message, msg.ReadTasks):
             assert self.epoch is not None
@@ -211,6 +216,8 @@ class FakeConsumer:
             self.alone.update(message.alone)
             for read in message.reads:
                 self.reads[read.task] = read
+        elif isinstance(message, TasksGone):
+            self.gone.update({task: n for task, n in message.outputs.items() if task not in self.complete})
         elif isinstance(message, msg.EpochEnds):
             if self.epoch is not None:  # else it is in the place of one that read that epoch
                 assert message.epoch == self.epoch.epoch
@@ -224,7 +231,7 @@ class FakeConsumer:
 
     @property
     def done(self) -> bool:
-        return self.ends is not None and set(self.ends) <= set(self.complete)
+        return self.ends is not None and set(self.ends) <= {*self.complete, *self.gone}
 
 
 def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
@@ -284,6 +291,11 @@ class Service:
         if self.deaf:
             return []
         events, actions = decide(self.state, self.observed, item, self.now)
+        self.carry_out(events, actions)
+        return actions
+
+    def carry_out(self, events: list[Any], actions: list[Any]) -> None:
+        """Let peers hear what was decided."""
         self.events += events
         self.last = actions
         for action in actions:
@@ -302,7 +314,6 @@ class Service:
             elif isinstance(action, act.ListStore | act.DeleteBlocks):
                 self.asked_of_store.append(action)
         self.held.update((event.job, event.digest) for event in events if isinstance(event, TableRecorded))
-        return actions
 
     def work_of_store(self) -> None:
         """What was asked of the store is done; the answers are under way."""

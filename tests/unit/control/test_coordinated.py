@@ -187,6 +187,37 @@ def test_a_process_in_the_place_of_one_that_had_used_nothing_begins_the_epoch():
     assert [sorted(peer.complete) for peer in (one, again)] == [[*range(10)]] * 2
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_ranks_that_all_come_again_begin_one_epoch_though_one_had_used_nothing(order):
+    """Who had used nothing would else begin the epoch behind which the other one goes on, and they'd be out of step."""
+    service = start(epochs=2)
+    one, other = service.consumers.values()
+    read(service, one)
+    for peer in (one, other):
+        service.say(inp.ClientSessionLost(peer.client))
+    service.now += 100.0
+    again = [join(service, rank, client=f"again {rank}") for rank in order]
+    assert [peer.joined.epoch for peer in again] == [0, 0]
+    assert all("goes on with epoch 1" in peer.notices[0] for peer in again)
+    finish(service, *again)
+    assert [sorted(peer.complete) for peer in again] == [[*range(10)]] * 2
+
+
+def test_a_rank_that_may_come_back_after_a_restart_keeps_nobody_from_beginning_the_epoch():
+    service = Service(FakePlan(10))
+    service.say(inp.Started("here:1"))
+    service.add_worker("w0")
+    one, _ = [join(service, rank) for rank in (0, 1)]
+    read(service, one)
+    service.restart("here:1")
+    service.hello("w0")
+    again = join(service, 1, client="again")
+    assert again.joined.epoch == -1
+    service.rejoin(one)
+    finish(service, one, again)
+    assert [sorted(peer.complete) for peer in (one, again)] == [[*range(10)]] * 2
+
+
 def test_a_process_in_the_place_of_one_that_had_read_goes_on_behind_the_epoch():
     service = start(epochs=2)
     one, other = service.consumers.values()
@@ -352,17 +383,17 @@ def test_what_filled_no_round_is_counted_once_however_often_the_task_runs():
     assert service.state.jobs["a"].left_out == 5
 
 
-def test_the_status_does_not_count_what_is_left_out_of_an_epoch_that_nobody_has_begun():
+def test_the_status_counts_nothing_of_an_epoch_that_nobody_has_begun():
     service = start(workers=1, tasks=1, epochs=2)
     worker = service.workers["w0"]
     service.plan_tasks(worker)
     for number, lease in list(worker.leases.items()):
         worker.finished["a", lease.ref.epoch, 0], worker.outputs["a", lease.ref.epoch, 0] = number, ["x"]
-        service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number, 1, left_out=5)))
+        service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number, 1, skipped=3, left_out=5)))
     worker.leases.clear()
-    assert [each.left_out for each in service.state.jobs["a"].epochs.values()] == [{0: 5}, {0: 5}]
+    assert [(each.skipped, each.left_out) for each in service.state.jobs["a"].epochs.values()] == [(3, {0: 5})] * 2
     (job,) = status(service.state, service.observed, service.now)["jobs"]
-    assert job["left_out"] == 5
+    assert (job["skipped"], job["left_out"]) == (3, 5)
 
 
 def test_it_is_restored_from_its_journal_in_the_middle():

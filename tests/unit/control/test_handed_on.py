@@ -50,15 +50,25 @@ def test_who_takes_the_place_of_one_that_left_is_not_told_to_read_what_that_one_
     assert not set(one.complete) & set(heir.complete)
 
 
-def test_in_a_fixed_order_who_takes_the_place_of_one_that_left_does_not_wait_for_what_is_settled():
-    service, _, one, two = two_readers(FakePlan(8), deterministic=True)
+@pytest.mark.parametrize("sharding", ["dynamic", "static", "static_contiguous"])
+@pytest.mark.parametrize("tails", [0, 3])
+def test_in_a_fixed_order_who_takes_the_place_of_one_that_left_has_its_share_though_others_were_dealt_all_of_theirs(
+    sharding, tails
+):
+    service, _, one, two = two_readers(
+        FakePlan(8, tails) if tails else FakePlan(8), deterministic=True, sharding=sharding
+    )
     leave(service, one)
     while not two.done:
         service.work()
     assert service.state.jobs["a"].epochs[0].settled
-    heir = service.join("z", num_consumers=2, deterministic=True)
+    heir = service.join("z", num_consumers=2, deterministic=True, sharding=sharding)
     assert (heir.joined.consumer, heir.epoch.epoch) == (0, 0)
+    assert not heir.done
+    service.run()
     assert heir.done
+    assert {2, 4, 6} <= set(heir.complete)  # the one that left had been dealt the first one
+    assert service.state.jobs["a"].epochs[0].settled
 
 
 @pytest.mark.parametrize("sharding", ["dynamic", "static"])

@@ -302,16 +302,31 @@ def test_what_comes_too_late_to_one_that_has_ended_is_others():
     assert share["why"] == "consumer 0 had ended the epoch before they became its"
 
 
-def test_after_a_restart_nobody_is_taken_for_lost_who_has_time_to_come_back():
+def restarted_and_one_is_back():
     service, one, _ = two_readers()
     read_all(service, one)
     service.say(inp.Started("here:1"))
     service.hello("w")
     service.rejoin(one)
+    return service, one
+
+
+def test_after_a_restart_nobody_is_taken_for_lost_who_has_time_to_come_back():
+    service, one = restarted_and_one_is_back()
     service.tick(1.0)
     assert one.unread == ""
     service.tick(10.0)
     assert "consumer 1, which was lost" in one.unread
+
+
+def test_who_is_lost_since_a_restart_is_told_to_the_status_and_to_readers_at_once():
+    """The time to come back is over between two ticks, and who ends its epoch then has not been told yet."""
+    service, one = restarted_and_one_is_back()
+    service.now = service.state.returning
+    assert (one.unread, job_status(service)["unread"]) == ("", [])
+    service.tick(0.0)
+    assert "consumer 1, which was lost" in one.unread
+    assert len(job_status(service)["unread"]) == 1
 
 
 def test_what_one_leaves_of_equal_steps_is_left_out_by_choice():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import random
@@ -16,11 +17,16 @@ import pytest
 from tests.unit.sources.conftest import tfrecords
 
 import millrace as mr
-from millrace.engine.run import local_epoch, program, reading
+from millrace.blocks.block_index import PointIndex
+from millrace.blocks.stores.memory_store import MemoryStore
+from millrace.engine.cache.cached_items import ActivePoint
+from millrace.engine.run import local_epoch, outlook, program, reading
+from millrace.engine.run.outlook import ComingTask
 from millrace.errors import ElementTooLargeError, PipelineError, SourceError
+from millrace.graph import nodes
 from millrace.planning import byte_ranges
 from millrace.policies import read_hedging
-from millrace.sources import reads, storage, store_requests
+from millrace.sources import read_scheduler, reads, storage, store_requests
 from millrace.sources.store_requests import Entry
 
 COUNT = 90
@@ -113,6 +119,14 @@ def test_what_comes_out_and_what_is_read_are_as_without_reading_ahead(
     far()
     assert values(made()) == expected
     assert read == before, "each file as often as before"
+
+
+def odd(number: int) -> bool:
+    return number % 2 > 0
+
+
+def twice(number: int) -> list[int]:
+    return [number, -number]
 
 
 # -- sequential formats ------------------------------------------------------------------------------------------------
@@ -209,7 +223,7 @@ def test_reading_ahead_changes_nothing_that_comes_out(
     monkeypatch.setattr(byte_ranges, "FIRST_BLOCK_BYTES", 300)
     expected = values(pipeline(folders[shards]).with_options(seed=5))
     far()
-    monkeypatch.setattr(program, "foretold", foretold)
+    monkeypatch.setattr(outlook, "foretold", foretold)
     monkeypatch.setattr(reading, "foretold", foretold)
     assert values(pipeline(folders[shards]).with_options(seed=5)) == expected
 
@@ -236,11 +250,98 @@ def test_shards_are_read_ahead_over_the_ends_of_tasks_and_none_more_often_than_w
         assert list(elements)
     ahead = Counter(asked)
     asked.clear()
-    monkeypatch.setattr(program, "foretold", nothing)
+    monkeypatch.setattr(outlook, "foretold", nothing)
     monkeypatch.setattr(reading, "foretold", nothing)
     values(dataset)
     assert ahead.keys() <= asked.keys()
     assert ahead.total() <= asked.total()
+
+
+POINTS: dict[str, tuple[int, Callable[[mr.Dataset], mr.Dataset]]] = {
+    "each one": (150, lambda ds: ds.map(abs, key=str(next(VERSIONS))).cache().shuffle(30)),
+    "some": (100, lambda ds: ds.filter(odd, key=str(next(VERSIONS))).cache().shuffle(30)),
+    "many of each": (
+        300,
+        lambda ds: ds.flat_map(twice, key=str(next(VERSIONS))).cache().shuffle(30, reshuffle_each_iteration=False),
+    ),
+    "an order": (150, lambda ds: ds.shuffle(30).map(abs, key=str(next(VERSIONS))).cache()),
+    "whole tasks": (20, lambda ds: ds.filter(odd, key=str(next(VERSIONS))).batch(4).cache()),
+}
+"""Outputs that are several tasks', of a pipeline with a cache."""
+
+
+@pytest.mark.filterwarnings("ignore:below the cache")
+@pytest.mark.parametrize(("some", "point"), POINTS.values(), ids=POINTS)
+@pytest.mark.parametrize("shards", ["whole records", "indexed records"])
+def test_of_what_is_below_a_cache_that_is_foretold_which_it_lacks(
+    folders: dict[str, mr.Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    far: Callable[[], None],
+    shards: str,
+    some: int,
+    point: Callable[[mr.Dataset], mr.Dataset],
+) -> None:
+    monkeypatch.setattr(byte_ranges, "FIRST_BLOCK_BYTES", 300)
+    asked, told = set[Entry](), set[Entry]()
+    claim, expect = read_scheduler.ReadScheduler.claim, reads.Reads.expect
+
+    def claiming(self: Any, account: Any, entry: Entry) -> Any:
+        asked.add(entry)
+        return claim(self, account, entry)
+
+    def expecting(self: reads.Reads, owner: object, tasks: Any) -> None:
+        listed = [(key, list(entries)) for key, entries in tasks]
+        told.update(entry for _, entries in listed for entry in entries if entry is not None)
+        expect(self, owner, [(key, iter(entries)) for key, entries in listed])
+
+    def seen() -> tuple[set[Entry], set[Entry]]:
+        assert list(dataset)
+        both = set(asked), set(told)
+        asked.clear()
+        told.clear()
+        return both
+
+    dataset = folders[shards].shuffle(30, seed=1)
+    dataset.__pipeline__().tables()
+    far()
+    monkeypatch.setattr(read_scheduler.ReadScheduler, "claim", claiming)
+    monkeypatch.setattr(reads.Reads, "expect", expecting)
+    every, _ = seen()
+    dataset = point(folders[shards]).with_options(seed=1)
+    dataset.__pipeline__().tables()
+    asked.clear()
+    with iter(dataset) as first:
+        for _ in range(some):
+            next(first)
+    assert asked < told == every, "what is to come is known before it is asked for"
+    asked.clear()
+    told.clear()
+    lacked, foretold = seen()
+    assert lacked == foretold < every
+    assert seen() == (set(), set()), "by now all is kept"
+
+
+def test_of_an_epoch_that_has_not_begun_nothing_below_a_cache_in_use_is_foretold(
+    folders: dict[str, mr.Dataset], monkeypatch: pytest.MonkeyPatch, far: Callable[[], None]
+) -> None:
+    far()
+    dataset = folders["tar"].map(abs).cache().batch(4)
+    graph = dataset.__pipeline__().graph
+    number = next(number for number, node in enumerate(graph.nodes) if isinstance(node, nodes.Cache))
+    point = ActivePoint(number, b"x" * 16, False, PointIndex(MemoryStore(1 << 20), "x"))
+    told: list[object] = []
+    monkeypatch.setattr(
+        reads.Reads,
+        "expect",
+        lambda _self, _owner, tasks: told.append([key for key, entries in tasks if list(entries)]),
+    )
+    made = program.Program(graph, dataset.__pipeline__().tables(), seed=1, tasks=4)
+    task = made.plan.task(0)
+    with contextlib.closing(made):
+        made.expect(None, [ComingTask(task, 0, point=point), ComingTask(task, 1, point=point)])
+        made.expect(None, [ComingTask(task, 1, point=point)])
+        made.expect(None, [ComingTask(task, 0), ComingTask(task, 1)])
+    assert told == [[(0, 0)], [(1, 0)], [(0, 0), (1, 0)]]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -276,7 +377,7 @@ def test_reads_go_on_over_the_ends_of_tasks(
 
     def expect(self: program.Program, owner: object, tasks: Any) -> None:
         tasks = list(tasks)
-        announced.append([task.index for task, _ in tasks])
+        announced.append([each.task.index for each in tasks])
         real(self, owner, tasks)
 
     monkeypatch.setattr(program.Program, "expect", expect)

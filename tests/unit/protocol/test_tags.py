@@ -10,6 +10,7 @@ from millrace.protocol import data_messages, messages
 TAGS = {
     "ToWorker": {
         "Audience",
+        "DropLeftovers",
         "BlocksKnown",
         "ChooseSharding",
         "CloseJob",
@@ -44,6 +45,7 @@ TAGS = {
     "ToConsumer": {
         "EpochBegun",
         "EpochEnds",
+        "TasksGone",
         "JobFailed",
         "JobJoined",
         "Notice",

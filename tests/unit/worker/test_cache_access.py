@@ -57,6 +57,25 @@ def test_news_are_added_and_what_is_gone_is_forgotten(caches: CacheAccess):
     assert known(caches) == "c"
 
 
+def test_a_lease_that_comes_sees_what_its_run_would_see(caches: CacheAccess):
+    caches.known(BlocksKnown(POINT, names("b")))
+    point = caches.point(LEASE)
+    assert point is not None
+    assert [point.catalog.find(key(letter)).block[0] for letter in "abc"] == [-1, 0, -1]
+    assert caches.point(msgspec.structs.replace(LEASE, cache=None)) is None
+
+
+def test_a_cache_that_cannot_be_opened_is_left_to_the_run_to_complain_of(tmp_path: Path):
+    caches = CacheAccess()
+    (tmp_path / "file").write_bytes(b"")
+    caches.location = str(tmp_path / "file" / "folder")
+    assert caches.point(LEASE) is None
+    told: list[CacheUsed] = []
+    with caches.using(LEASE, told.append) as using:
+        assert using.point is None
+    assert told[0].error
+
+
 def test_all_that_there_is_takes_the_place_of_what_was_known(caches: CacheAccess):
     caches.known(BlocksKnown(POINT, names("ab")))
     assert known(caches) == "ab"

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from millrace.blocks.samples.claims import lock
+from millrace.policies.figures import label
 from millrace.private_folder import private
 
 _ROWS = 1024
@@ -61,7 +62,7 @@ class SampleCounts(msgspec.Struct, frozen=True):
         Args:
             **labels: of every metric, such as ``dataset="train"``.
         """
-        written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        written = ",".join(f'{name}="{label(value)}"' for name, value in labels.items())
         lines = []
         for name, count in msgspec.structs.asdict(self).items():
             unit = name.removesuffix("_s") + "_seconds" if name in _SECONDS else name
@@ -144,10 +145,6 @@ class SampleCounters:
             if self._pid == os.getpid():
                 self._close()
                 self._row = np.zeros(len(_FIELDS), np.int64)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def read_counts(path: str) -> SampleCounts:

@@ -172,19 +172,27 @@ class SampleCache:
             joined = True
             self._claims.wait(place)  # then it is there; or its owner died, failed, or could not keep it
 
-    def fetch_ahead(self, name: str, index: int, fetch: Callable[[], Any], owner: int = 0) -> None:
-        """Fetch a sample before it is read, unless it is there or somebody is fetching it; failures are counted."""
+    def fetch_ahead(self, name: str, index: int, fetch: Callable[[], Any], owner: int = 0) -> bool:
+        """Fetch a sample before it is read, unless it is there or somebody is fetching it; failures are counted.
+
+        One that is there is kept as if it had been fetched: it would else go for those that are fetched behind it.
+
+        Returns:
+            Whether it was fetched.
+        """
         if self._closed:
-            return
+            return False
         try:
             counters = self._counts(name, owner)
             with self._claims.claim(place_of(name, index)) as ours:
-                if ours and not self._has(counters, name, index):
+                if ours and not self._renew(counters, name, index):
                     self._fetch(counters, name, index, fetch, ahead=1)
+                    return True
         except Exception as error:  # noqa: BLE001 - whoever reads this sample tries again and raises it
             if not self._closed:
                 self._counts(name, owner).add(failed=1)
                 _log.info("sample %d could not be fetched ahead: %s: %s", index, type(error).__name__, error)
+        return False
 
     def _fetch(self, counters: SampleCounters, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
         began = time.perf_counter()
@@ -229,9 +237,9 @@ class SampleCache:
             self._refuse(counters, index, str(error))
         return None
 
-    def _has(self, counters: SampleCounters, name: str, index: int) -> bool:
+    def _renew(self, counters: SampleCounters, name: str, index: int) -> bool:
         try:
-            return self._table.has(name, index)
+            return self._table.renew(name, index)
         except CacheError as error:
             self._refuse(counters, index, str(error))
             return False

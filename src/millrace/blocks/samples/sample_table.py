@@ -84,9 +84,7 @@ class SampleTable:
                 return None
             if self._eviction == "lru":
                 with _transaction(base):
-                    base.execute(
-                        "update samples set turn = (select max(turn) + 1 from samples) where turn = ?", (turn,)
-                    )
+                    self._to_the_end(base, turn)
             return value
 
     def drop(self, name: str, index: int) -> None:
@@ -100,11 +98,27 @@ class SampleTable:
             for (size,) in gone.fetchall():
                 base.execute("update total set count = count - 1, size = size - ?", (size,))
 
-    def has(self, name: str, index: int) -> bool:
-        """Tell whether a sample is there."""
+    def renew(self, name: str, index: int) -> bool:
+        """Tell whether a sample is there; if others may have to go soon, it goes no sooner than one that just came."""
         with self._connected() as base:
-            found = base.execute("select 1 from samples where name = ? and number = ?", (name, index))
-            return found.fetchone() is not None
+            found = base.execute("select turn from samples where name = ? and number = ?", (name, index)).fetchone()
+            if found is None or self._eviction == "random" or not self._nearly_full(base):
+                return found is not None
+            with _transaction(base):
+                return self._to_the_end(base, found[0])
+
+    def _nearly_full(self, base: sqlite3.Connection) -> bool:
+        """Whether samples have gone, or soon will: elsewhere none is moved, as that writes it anew."""
+        count, size = base.execute("select count, size from total").fetchone()
+        return any(
+            most is not None and held + max(one, most // 16) > most
+            for most, held, one in zip(self._most, (count, size), (1, size // max(1, count)), strict=True)
+        )
+
+    def _to_the_end(self, base: sqlite3.Connection, turn: int) -> bool:
+        """Have a sample go last; False if it has gone meanwhile."""
+        moved = base.execute("update samples set turn = (select max(turn) + 1 from samples) where turn = ?", (turn,))
+        return moved.rowcount > 0
 
     def put(self, name: str, index: int, value: bytes) -> int:
         """Keep a sample, and let others go to make room for it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
+from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended, telling
 from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Transaction
@@ -217,9 +217,9 @@ def _of_regime(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
 
 
 def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
-    """Take a look if all consumers that read have got on far enough."""
+    """Take a look if all consumers that read have got on far enough, or the fastest member of a group has."""
     moved = {}
-    for index, report in tx.observed.reports(job.consumers).items():
+    for index, report in telling(tx.observed, job).items():
         if report.batches:
             if _since(sight, index, report) < LOOK_ELEMENTS:
                 return False
@@ -240,7 +240,7 @@ def _since(sight: CacheObservation, consumer: int, report: ConsumerReport) -> in
 
 def _read_enough(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Whether no consumer's batch time, of its last hundred elements, has any that it read before the regime began."""
-    reports = tx.observed.reports(job.consumers).items()
+    reports = telling(tx.observed, job).items()
     return all(_since(sight, index, report) >= LOOK_ELEMENTS for index, report in reports if index in sight.batches)
 
 

@@ -12,6 +12,7 @@ from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage
+from millrace.protocol.messages import ConsumerReport
 from millrace.protocol.reports import NodeMeasure
 
 LOOK_ELEMENTS = 100
@@ -32,9 +33,19 @@ def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
     return found
 
 
+def telling(observed: Observed, job: Job) -> dict[int, ConsumerReport]:
+    """Choose the reports that say how fast the job is: all consumers', but of a group that of its fastest member."""
+    reports = observed.reports(job.consumers)
+    timed = [index for index, report in reports.items() if report.batch_time_s > 0]
+    if job.spec.sharing and timed:
+        fastest = min(timed, key=lambda index: reports[index].batch_time_s)
+        return {fastest: reports[fastest]}
+    return reports
+
+
 def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> BatchTime | None:
-    """Batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
-    reports = [report for report in observed.reports(job.consumers).values() if report.batch_time_s > 0]
+    """Batch time as all consumers see it now, or the fastest member; with earlier ``looks`` how much it varies."""
+    reports = [report for report in telling(observed, job).values() if report.batch_time_s > 0]
     if not reports:
         return None
     batch_s = statistics.fmean(report.batch_time_s for report in reports)
@@ -65,7 +76,7 @@ def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservati
     serving = [worker for worker in state.workers.values() if worker.job == job.name]
     beside = max((sum(other.host == worker.host for other in state.workers.values()) for worker in serving), default=1)
     cores = max(1, min((worker.cores for worker in serving), default=1) // max(1, beside))
-    workers = len(serving) / max(1, len(job.consumers))
+    workers = len(serving) / (1 if job.spec.sharing else max(1, len(job.consumers)))  # for each that reads its own
     return Profile(root.elements, tuple(stages), passed, look.batch_s, look.wait_s, look.noise, cores, workers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.control.journal.event import Changes, JobEvent
-from millrace.control.state.state import Consumer, Job, State, discard
+from millrace.control.state.state import Consumer, Epoch, Job, State, discard
 from millrace.control.state.task_state import ReaderProgress
 from millrace.protocol.messages import TaskProgress
 
@@ -18,7 +18,8 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
         anew: whoever had the place has left; what was read then is not part of what this one is to read.
         past: the last epoch that another client had begun there, if this one goes on behind it.
         lingers: the place is left to another process after each epoch, as the workers of a DataLoader do.
-        member: where jobs share, the name that this one has; else empty. It reads the epochs after ``past``.
+        member: where jobs share, the name that this one has; else empty. It joined ``since`` then, and reads the epochs
+            after ``past``.
     """
 
     consumer: int
@@ -30,6 +31,7 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
     past: int = -1
     lingers: bool = False
     member: str = ""
+    since: float = 0.0
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
@@ -41,7 +43,14 @@ class ConsumerJoined(JobEvent, frozen=True, tag="ConsumerJoined"):
                 epoch.shares.pop(self.consumer, None)
         past = max(self.past, before.past if before is not None else -1)
         job.consumers[self.consumer] = Consumer(
-            self.client, self.host, self.pid, self.epoch, past=past, lingers=self.lingers, member=self.member
+            self.client,
+            self.host,
+            self.pid,
+            self.epoch,
+            past=past,
+            lingers=self.lingers,
+            member=self.member,
+            since=self.since,
         )
         if job.spec.sharing and before is None:
             _add_reader(job, self.consumer)
@@ -73,11 +82,14 @@ class ConsumerLeft(JobEvent, frozen=True, tag="ConsumerLeft"):
         if consumer is not None:  # else it was never seen
             job.former[self.consumer] = (consumer.host, consumer.pid)
             state.clients.pop(consumer.client, None)
-        if job.spec.sharing and job.consumers:
+        if job.spec.sharing and (job.consumers or job.windowed):
             for epoch in job.epochs.values():
                 epoch.shares.pop(self.consumer, None)
-                for live in epoch.live.values():
-                    live.readers.pop(self.consumer, None)
+                for task, live in epoch.live.items():
+                    if job.windowed and job.tasks_of(epoch) is not None and live.outputs >= 0:
+                        epoch.outputs.setdefault(task, live.outputs)  # this one may be all that knows it
+                    live.leave(self.consumer)
+                    epoch.note_unread(task)
 
 
 class EpochBegan(JobEvent, frozen=True, tag="EpochBegan"):
@@ -87,7 +99,10 @@ class EpochBegan(JobEvent, frozen=True, tag="EpochBegan"):
     epoch: int
 
     def apply(self, state: State) -> None:
-        state.jobs[self.job].consumers[self.consumer].epoch = self.epoch
+        job = state.jobs[self.job]
+        job.consumers[self.consumer].epoch = self.epoch
+        if job.windowed:
+            job.reached = max(job.reached, self.epoch)
 
 
 class Progressed(JobEvent, frozen=True, tag="Progressed"):
@@ -108,13 +123,29 @@ class Progressed(JobEvent, frozen=True, tag="Progressed"):
                     discard(epoch.unread, live.slot, progress.task)
 
 
+def _read_in_turn(job: Job, epoch: Epoch, task: int) -> None:
+    """Give a task that all had read, and that another slot ran again for its leftovers, to the slot that reads it."""
+    live, slot = epoch.live[task], task % job.stride
+    if epoch.starts.pop(task, None) is not None:
+        for progress in live.readers.values():
+            progress.start = 0
+    if job.spec.coordinated and slot != live.slot:
+        if task in epoch.pending.get(live.slot, ()):
+            discard(epoch.pending, live.slot, task)
+            epoch.pending.setdefault(slot, set()).add(task)
+        live.slot = slot
+
+
 def _add_reader(job: Job, reader: int) -> None:
     """Have a member that has come read what is live of its epochs, and of others nothing."""
     for number, epoch in job.epochs.items():
         reads = job.reads(reader, number)
         for task, live in epoch.live.items():
-            live.join(reader, ReaderProgress(complete=not reads))
-            if reads:
-                epoch.unread.setdefault(live.slot, set()).add(task)
+            if reads or not job.windowed:
+                had = 0 if reads else epoch.starts.get(task, 0)
+                live.join(reader, ReaderProgress(had, had, complete=not reads))
+                if reads:
+                    _read_in_turn(job, epoch, task)
+                epoch.note_unread(task)
         if reads and job.tasks_of(epoch) is not None:
             epoch.shares[reader] = list(epoch.live)

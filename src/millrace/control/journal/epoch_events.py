@@ -124,12 +124,14 @@ class EpochHeld(EpochEvent, frozen=True, tag="EpochHeld"):
 
 
 class EpochSettled(EpochEvent, frozen=True, tag="EpochSettled"):
-    """All of its tasks have a slot."""
+    """All of its tasks have a slot, but for those of readers that have left; or no longer (``undone``): one is back."""
 
     changes: ClassVar = Changes.TASKS
 
+    undone: bool = False
+
     def apply(self, state: State) -> None:
-        state.jobs[self.job].epochs[self.epoch].settled = True
+        state.jobs[self.job].epochs[self.epoch].settled = not self.undone
 
 
 class StepsEnded(EpochEvent, frozen=True, tag="StepsEnded"):

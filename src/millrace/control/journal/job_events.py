@@ -131,7 +131,7 @@ class JobBroke(JobEvent, frozen=True, tag="JobBroke"):
 
 
 class JobKept(JobEvent, frozen=True, tag="JobKept"):
-    """Nobody reads it any more, but expected consumers that were never seen may still come.
+    """Nobody reads it any more, but expected consumers that were never seen may still come, or others to its window.
 
     Attributes:
         at: seconds of the dispatcher's clock, from which on it is kept for a while.

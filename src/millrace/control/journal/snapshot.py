@@ -65,7 +65,7 @@ class SharedTaskRecord(TaskRecord, array_like=True):
     ``consumer`` is its slot; of ``received`` and ``complete`` there is what all readers have.
     """
 
-    readers: dict[int, ReaderProgress] = {}
+    readers: dict[int, ReaderProgress] | None = None
 
 
 def _record(task: Any) -> TaskRecord:
@@ -98,9 +98,10 @@ def _task(_kind: type, fields: Any) -> TaskState:
         phase = Finished(record.worker, record.lease, record.leftovers)
     elif record.worker:
         phase = Running(record.worker, record.lease)
+    alone = {record.consumer: ReaderProgress(0, record.received, record.complete)}
     return TaskState(
         record.consumer,
-        record.readers or {record.consumer: ReaderProgress(0, record.received, record.complete)},
+        alone if record.readers is None else record.readers,
         phase,
         run=record.run,
         freed=record.freed,
@@ -144,6 +145,9 @@ def load(state: State, data: bytes) -> None:
         setattr(state, name, getattr(snapshot, name))
     for job in state.jobs.values():
         for epoch in job.epochs.values():
+            for task in epoch.live.values() if job.windowed else ():
+                task.by_any = True
+                task.complete = task.is_read()
             for failed in epoch.failures:
                 task = epoch.live[failed]
                 task.phase = Failed(task.lease)

@@ -116,7 +116,7 @@ def _validate_task(state: State, key: tuple[str, int, int], task: TaskState) -> 
             raise InvalidStateError(f"task {key} is {phase}, and its worker does not have that lease")
         if not 0 < phase.lease < state.next_lease:
             raise InvalidStateError(f"task {key} is {phase}, and no such lease was given")
-    if not readers or task.complete != all(reader.complete for reader in readers):
+    if not (readers or task.by_any) or task.complete != task.is_read():
         raise InvalidStateError(f"task {key} is {task}, and its readers say otherwise")
     if task.deaths < 0 or any(not 0 <= reader.start <= reader.received for reader in readers):
         raise InvalidStateError(f"task {key} is {task}")

@@ -85,6 +85,7 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
         leftovers: the worker keeps something for its tail.
         nothing: what is repeated without end gave no element in it.
         left_out: elements that filled no round.
+        freed: tasks of which it took what they left over, which nobody needs any more.
     """
 
     outputs: int
@@ -92,6 +93,7 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
     leftovers: bool = False
     nothing: bool = False
     left_out: int = 0
+    freed: list[int] = []
     changes: ClassVar = Changes.TASKS
 
     def apply(self, state: State) -> None:
@@ -107,6 +109,10 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
         job.skipped += self.skipped
         if self.left_out:
             epoch.left_out[self.task] = self.left_out
+        if job.windowed and job.tasks_of(epoch) is not None:
+            epoch.outputs[self.task] = self.outputs
+        for task in self.freed:
+            epoch.live[task].freed = True
         worker = state.workers[live.worker]
         worker.kept[live.lease] = worker.unfinished.pop(live.lease)
         state.index.hands_changed(worker)
@@ -114,14 +120,22 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
 
 
 class TaskReleased(TaskEvent, frozen=True, tag="TaskReleased"):
-    """Its lease is void, with whatever its worker kept; it waits to be leased again for the same slot."""
+    """Its lease is void, with whatever its worker kept; it waits to be leased again for the same slot.
+
+    Attributes:
+        needs: if it is a tail of a window that had ended, the tasks whose leftovers it takes once more.
+    """
 
     reason: str = ""
+    needs: list[int] = []
     changes: ClassVar = Changes.TASKS
 
     def apply(self, state: State) -> None:
         epoch = state.jobs[self.job].epochs[self.epoch]
         live = epoch.live[self.task]
+        for task in self.needs:
+            if task in epoch.live:
+                epoch.live[task].freed = False
         state.let_go(live)
         live.phase = Waiting(live.lease)
         epoch.failures.pop(self.task, None)
@@ -274,8 +288,11 @@ class TaskDone(TaskEvent, frozen=True, tag="TaskDone"):
         epoch = job.epochs[self.epoch]
         if self.dropped:
             epoch.dropped += 1
+        if self.dropped or job.windowed:
             _take_from_shares(job, epoch, self.task)
         live = epoch.live.pop(self.task)
+        if job.windowed and job.tasks_of(epoch) is not None:
+            epoch.outputs.setdefault(self.task, live.outputs)
         state.let_go(live)
         discard(epoch.pending, live.slot, self.task)
         discard(epoch.unread, live.slot, self.task)
@@ -299,6 +316,8 @@ def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
     epoch = job.epochs[number]
     start = epoch.starts.get(task, 0)
     readers = {reader: ReaderProgress(start, start) for reader in job.audience(slot)}
+    if job.windowed:
+        readers = {reader: each for reader, each in readers.items() if job.reads(reader, number)}
     if job.spec.coordinated or job.spec.sharing:
         for reader, progress in readers.items():
             own = epoch.own.get(reader, {}).get(task, start)
@@ -310,11 +329,11 @@ def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
         run=run,
         freed=task in epoch.freed,
         alone=task in epoch.alone,
+        by_any=job.windowed,
     )
     epoch.freed.discard(task)
     epoch.dealt[slot] = epoch.dealt.get(slot, 0) + 1
-    if not epoch.live[task].complete:
-        epoch.unread.setdefault(slot, set()).add(task)
+    epoch.note_unread(task)
     _add_to_shares(job, epoch, task)
 
 

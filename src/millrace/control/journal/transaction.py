@@ -10,6 +10,7 @@ from millrace.control.journal.replay import apply
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State
 from millrace.errors import ProtocolError
+from millrace.protocol.group_messages import DropLeftovers, TasksGone
 from millrace.protocol.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
 
 _encoder = msgspec.msgpack.Encoder()
@@ -100,10 +101,14 @@ def _join(first: Action, second: Action) -> Action | None:
         if isinstance(a, ReadTasks) and isinstance(b, ReadTasks) and a.epoch == b.epoch:
             joined = ReadTasks(a.epoch, [*a.reads, *b.reads], [*a.alone, *b.alone])
             return SendToClient(first.client, joined)
+        if isinstance(a, TasksGone) and isinstance(b, TasksGone) and a.epoch == b.epoch:
+            return SendToClient(first.client, TasksGone(a.epoch, {**a.outputs, **b.outputs}))
     if isinstance(first, SendToWorker) and isinstance(second, SendToWorker):
         c, d = first.message, second.message
         if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):
             return SendToWorker(first.worker, ForgetTasks([*c.refs, *d.refs]))
+        if isinstance(c, DropLeftovers) and isinstance(d, DropLeftovers):
+            return SendToWorker(first.worker, DropLeftovers([*c.refs, *d.refs]))
         if isinstance(c, OutputsReceived) and isinstance(d, OutputsReceived) and c.readers == d.readers:
             return SendToWorker(first.worker, OutputsReceived([*c.refs, *d.refs], c.readers))
     return None

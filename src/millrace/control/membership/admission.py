@@ -76,7 +76,7 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "are lost would be missing from one of them"
         )
     wrong = wrong or _wrong_rounds(spec) or _wrong_sharing(message) or _wrong_value(spec)
-    if message.consumer is not None and message.consumer >= MOST_CONSUMERS:
+    if message.consumer is not None and message.consumer >= MOST_CONSUMERS and not spec.sharing:
         wrong = f"consumer_index is below {MOST_CONSUMERS:,}, not {message.consumer:,}"
     if wrong:
         raise Refused.because("PipelineError", wrong)
@@ -107,13 +107,29 @@ def _wrong_rounds(spec: JobSpec) -> str:
 def _wrong_sharing(message: JoinJob) -> str:
     """Say why jobs cannot share as this one wants; empty if they can, or are not to."""
     spec = message.spec
+    if spec.window_bytes < 0:
+        return f"window_bytes is at least 1, or 0 for half of a worker's buffer or more, not {spec.window_bytes:,}"
+    if spec.window_bytes and spec.sharing != "window":
+        return "window_bytes is of windows that jobs share: say sharing=Sharing.WINDOW, or leave it out"
     if not spec.sharing:
         return ""
+    if spec.sharing == "window" and spec.visitation == "exactly_once":
+        return (
+            "with Sharing.WINDOW a job that is slower than others skips elements, so Visitation.EXACTLY_ONCE cannot be "
+            "kept: say Visitation.AT_MOST_ONCE, or Sharing.LOCKSTEP"
+        )
     lacks = [
         text
         for met, text in (
-            (spec.sharing == "lockstep", "LOCKSTEP, as windows of outputs are not kept yet"),
-            (spec.num_consumers in (None, 1) and not spec.coordinated, "jobs of one consumer each"),
+            (
+                spec.num_consumers in (None, 1) or bool(spec.coordinated),
+                "jobs of one consumer each, or coordinated=True, so that each rank reads its batch of every round",
+            ),
+            (
+                not spec.coordinated or spec.sharing == "lockstep",
+                "LOCKSTEP where reads are coordinated, as a round that one rank skipped would put it out of step",
+            ),
+            (not spec.coordinated or _has_rank(message), "a name and a consumer_index below num_consumers"),
             (spec.sharding != "off", "a sharding, as with ShardingPolicy.OFF no two epochs are alike"),
             (spec.target_workers != "local", "workers of the service, as local ones are one job's alone"),
             (not message.states, "a beginning: a state is loaded by a job of its own"),
@@ -121,6 +137,15 @@ def _wrong_sharing(message: JoinJob) -> str:
         if not met
     ]
     return f"sharing needs {'; and '.join(lacks)}" if lacks else ""
+
+
+def _has_rank(message: JoinJob) -> bool:
+    """Whether a process says which rank of which member it is, or is one already."""
+    if message.resume:
+        return True
+    return (
+        bool(message.spec.name) and 0 <= (-1 if message.consumer is None else message.consumer) < message.spec.together
+    )
 
 
 def _wrong_value(spec: JobSpec) -> str:
@@ -208,6 +233,21 @@ def same_job(job: Job, spec: JobSpec) -> None:
         )
 
 
+def known_place(places: Mapping[int, Consumer], message: JoinJob, why: str) -> int | None:
+    """Find the consumer that a client is already; None if it is new.
+
+    Raises:
+        Refused: it was one, and is none any more; ``why``: what has become of its part.
+    """
+    for number, place in places.items():
+        if place.client == message.client:
+            return number
+    if message.resume:
+        text = f"this process was away from job {message.spec.name!r} for too long: {why} start its training loop again"
+        raise Refused.because("JobFailedError", text)
+    return None
+
+
 def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, now: float) -> int:
     """Find the consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
 
@@ -221,15 +261,10 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
     if spec.deterministic and count is None:
         count = 1
     places = {} if job is None else job.consumers
-    for number, place in places.items():
-        if place.client == message.client:
-            return number
-    if message.resume:
-        raise Refused.because(
-            "JobFailedError",
-            f"this process was away from job {spec.name!r} for too long: others read what it had not yet read, "
-            "or another process has its place; start its training loop again",
-        )
+    why = "others read what it had not yet read, or another process has its place;"
+    known = known_place(places, message, why)
+    if known is not None:
+        return known
     wanted = message.consumer
     if wanted is not None:
         if wanted < 0 or (count is not None and wanted >= count):

@@ -10,6 +10,8 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Consumer, Job
+from millrace.control.tasks import group_progress
+from millrace.control.tasks.slots import unread_by
 from millrace.policies.sharing.lockstep import count_waiting, detach
 from millrace.protocol import messages as msg
 
@@ -22,17 +24,21 @@ def watch(tx: Transaction) -> None:
             continue
         waited = tx.observed.waited_for.get(job.name)
         seconds = 0.0 if waited is None else tx.now - tx.observed.waited_at
-        found = count_waiting(waited or {}, job.consumers, _holding(tx.observed, job), seconds)
+        there = [each for each in _holding(tx.observed, job) if job.consumers[each].since <= tx.observed.waited_at]
+        found = count_waiting(waited or {}, job.consumers, there, seconds)
         decision = detach(found, tx.state.settings.lockstep_wait_s)
         for member in decision.value:
+            if member not in job.consumers:
+                continue  # it has gone with another rank of its job
             place = job.consumers[member]
             text = (
                 f"job {place.member!r} was detached from the jobs that it shares its computation with: it "
-                f"{decision.reason}; load its state, and it goes on alone"
+                f"{decision.reason}"
             )
-            tx.to_consumer(job, member, msg.JobFailed(msg.Failure("JobFailedError", text), detached=True))
-            consumer_gone(tx, job, member, decision.reason)
-            del found[member]
+            tx.to_consumer(job, member, msg.JobFailed(msg.Failure("DetachedError", text), detached=True))
+            group_progress.detached(tx, job, member, decision.reason)
+            consumer_gone(tx, job, member, decision.reason, kind="DetachedError")
+            found = {each: waited for each, waited in found.items() if each in job.consumers}
         counted[job.name] = found
     tx.observed.waited_for, tx.observed.waited_at = counted, tx.now
 
@@ -42,7 +48,9 @@ def _holding(observed: Observed, job: Job) -> list[int]:
     idle = {member: _has_nothing(observed, place) for member, place in job.consumers.items()}
     waiting = [member for member, nothing in idle.items() if nothing]
     return [
-        member for member, nothing in idle.items() if not nothing and any(_lacks(job, member, each) for each in waiting)
+        member
+        for member, nothing in idle.items()
+        if not nothing and any(_lacks(job, member, each) for each in waiting if each not in job.mates(member))
     ]
 
 
@@ -57,8 +65,8 @@ def _has_nothing(observed: Observed, place: Consumer) -> bool:
 def _lacks(job: Job, member: int, other: int) -> bool:
     """Whether a member lacks outputs that another one has."""
     for epoch in job.epochs.values():
-        for live in epoch.live.values():
-            mine, its = live.readers[member], live.readers[other]
-            if not mine.complete and (its.complete or its.received > mine.received):
+        for task in unread_by(job, epoch, member):  # most of what is kept is there for its leftovers alone
+            mine, its = epoch.live[task].readers[member], epoch.live[task].readers[other]
+            if its.complete or its.received > mine.received:
                 return True
     return False

@@ -2,31 +2,35 @@
 
 A group is one job of the control plane. Its name follows from what has to be alike, so that nobody has to agree on it.
 Members come and go at any time; each has an index that nobody had before. All get all of an epoch that they begin, as
-nothing is let go of before all have it (``docs/design/0017-sharing.md``).
+nothing is let go of before all have it (``docs/design/0017-sharing.md``). Where reads are coordinated a member has a
+reader for each of its ranks. They come and go together: who comes first waits until all are there.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
-from millrace.control.actions import EndService
 from millrace.control.inputs import JoinRequested
 from millrace.control.journal.consumer_events import ConsumerJoined
 from millrace.control.journal.transaction import Transaction
-from millrace.control.membership import testimony
+from millrace.control.membership import gathering, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
     check_generation,
     check_new,
     check_spec,
+    known_place,
 )
 from millrace.control.membership.jobs import consumer_gone, create, refuse, remove_job, tell_audience
 from millrace.control.state.state import Job
+from millrace.control.state.task_state import TaskState
+from millrace.control.tasks import group_progress
 from millrace.control.tasks.epochs import send_epoch
-from millrace.control.tasks.leases import revoke
+from millrace.control.tasks.leases import revoke, stays_over
 from millrace.graph import serialize
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
@@ -51,16 +55,13 @@ def group_key(spec: JobSpec) -> str:
 def group_spec(spec: JobSpec) -> JobSpec:
     """Make the specification of the group: its own name, and as many epochs as its members come to read."""
     name = f"{spec.sharing}-{group_key(spec)[:DIGITS]}"
-    return msgspec.structs.replace(spec, name=name, num_consumers=None, epochs=None)
+    ranks = spec.num_consumers if spec.coordinated else None
+    return msgspec.structs.replace(spec, name=name, num_consumers=ranks, epochs=None)
 
 
 def join(tx: Transaction, item: JoinRequested) -> None:
     """Let a client be a member of the group that its job belongs to: begin the group or join it, or refuse."""
     message = item.message
-    older = testimony.of_consumer(tx.state, message)
-    if older:
-        tx.act(EndService(older))
-        return
     name = message.spec.name or item.job
     try:
         check_spec(tx.state.settings, message)
@@ -68,38 +69,106 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         job = _group_there(tx, spec, message)
         number = _find_member(tx, job, name, message)
     except Refused as refused:
-        refuse(tx, message.client, refused.failure)
+        refuse(tx, message.client, _detached(tx, message) or refused.failure)
         return
     if number is not None and job is not None:
         _came_back(tx, job, number, message)
         return
-    former = None if job is None else next((i for i, each in job.consumers.items() if each.member == name), None)
-    if job is not None and former is not None:
-        consumer_gone(tx, job, former, "was lost, and another process came under its name")
-        job = tx.state.jobs.get(spec.name)  # which may have been over with it
-    if job is None:
-        job = create(tx, spec, item)
-    first, number = first_epoch(job), max([*job.consumers, *job.left], default=-1) + 1
-    there = msg.JoinJob(spec, message.client, number, host=message.host, pid=message.pid)
-    tx.emit(
-        ConsumerJoined(job.name, number, there.client, first - 1, there.host, there.pid, past=first - 1, member=name)
-    )
-    for epoch in [each for each in job.epochs if first <= each <= job.newest]:
+    _void(tx, job, name, message.consumer if spec.coordinated else None)
+    ranks = gathering.gather(tx, spec, name, item)
+    if ranks:
+        _begin(tx, spec, name, ranks)
+
+
+def _void(tx: Transaction, job: Job | None, name: str, rank: int | None) -> None:
+    """Take the place from who was this member, and was lost, with all its ranks."""
+    while job is not None and job.name in tx.state.jobs:
+        places = job.consumers.items()
+        lost = [i for i, each in places if each.member == name and rank in (None, job.spec.rank(i))]
+        if not lost:
+            return
+        consumer_gone(tx, job, lost[0], "was lost, and another process came under its name")
+
+
+def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinRequested]) -> None:
+    """Have a member read that has come with all its ranks."""
+    _void(tx, tx.state.jobs.get(spec.name), name, None)  # what was left of it when others came
+    job = tx.state.jobs.get(spec.name) or create(tx, spec, ranks[0])
+    first, newest, late = first_epoch(job), job.newest, is_late(job)
+    numbers = range(-(-_unused(job) // len(ranks)) * len(ranks), 1 << 62)
+    readers = list(zip(numbers, ranks, strict=False))
+    for number, item in readers:
+        there = item.message
+        tx.emit(
+            ConsumerJoined(
+                job.name,
+                number,
+                there.client,
+                first - 1,
+                there.host,
+                there.pid,
+                past=first - 1,
+                member=name,
+                since=tx.now,
+            )
+        )
+        group_progress.joined(tx, job, number)
+    for epoch in [each for each in job.epochs if first <= each <= job.newest and not job.windowed]:
         for task, live in list(job.epochs[epoch].live.items()):
             if live.worker:  # what others have of it may have been let go of
-                revoke(tx, job, epoch, task, f"member {number} came, and lacks what others have")
+                revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
     tell_audience(tx, job)
-    _let_in(tx, job, number)
+    for number, _ in readers:
+        _let_in(tx, job, number, newest, late=late)
+
+
+def _unused(job: Job) -> int:
+    """Find the lowest index from which on nobody has had any."""
+    return max([*job.consumers, *job.left], default=-1) + 1
+
+
+def _detached(tx: Transaction, message: msg.JoinJob) -> msg.Failure | None:
+    """Word for a member that comes back to a group which has gone on, or is over: it can go on alone."""
+    job = tx.state.jobs.get(message.spec.name)
+    if not message.resume or (job is not None and job.failure is not None):
+        return None
+    return msg.Failure(
+        "DetachedError",
+        "this process was away for too long from the jobs that it shares its computation with: they have gone on "
+        "without it, or are over",
+    )
 
 
 def first_epoch(job: Job) -> int:
     """Find the epoch that a member begins with who comes now: one of which nothing is over.
 
     Of the newest epoch that somebody has begun some tasks may have been read by all; who comes then could not have
-    them, and begins with the next one.
+    them, and begins with the next one. With a window it has what is left, if some is still to come: who came for the
+    last few outputs alone would have an epoch that is hardly one. Where that is made up for from the next one, they do.
     """
     epoch = job.epochs.get(job.newest)
-    return max(0, job.newest + (epoch is not None and epoch.done > 0))
+    if epoch is None:
+        return max(0, job.newest)
+    over = epoch.done > 0
+    if job.windowed:
+        kept = job.spec.visitation == "zero_once_or_more" and bool(epoch.live)
+        over = epoch.settled and not kept and not any(_to_come(job, live) for live in epoch.live.values())
+    return max(0, job.newest + over)
+
+
+def _to_come(job: Job, live: TaskState) -> bool:
+    """Whether something of a task of a window is still to be computed.
+
+    Its worker may not have said yet that the run has ended. Of what ran as the last member left, only that is with a
+    worker still of which this member had all.
+    """
+    return not (stays_over(job, live) or (live.worker and not job.consumers))
+
+
+def is_late(job: Job) -> bool:
+    """Whether who comes now has to wait until others have read the epoch that is under way, if it is to share."""
+    epoch, waits = job.epochs.get(job.newest), job.spec.sharing == "lockstep"
+    return waits and first_epoch(job) > job.newest >= 0 and epoch is not None and bool(epoch.live or not epoch.settled)
 
 
 def _group_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob) -> Job | None:
@@ -123,17 +192,12 @@ def _find_member(tx: Transaction, job: Job | None, name: str, message: msg.JoinJ
         Refused: another process is this member, or the client is none any more.
     """
     places = {} if job is None else job.consumers
+    known = known_place(places, message, "the others have read on without it; load its state, and it goes on alone, or")
+    if known is not None:
+        return known
     for number, place in places.items():
-        if place.client == message.client:
-            return number
-    if message.resume:
-        raise Refused.because(
-            "JobFailedError",
-            f"this process was away from job {message.spec.name!r} for too long, and the others have read on without "
-            "it; load its state, and it goes on alone, or start its training loop again",
-        )
-    for place in places.values():
-        if place.member == name and place.lost_at is None:
+        rank = message.consumer if message.spec.coordinated else 0
+        if place.member == name and place.lost_at is None and job is not None and job.spec.rank(number) == rank:
             raise Refused.because(
                 "ConsumerConflictError",
                 f"job {name!r} is being read already by process {place.pid} on {place.host or 'another host'}, in "
@@ -147,12 +211,23 @@ def _came_back(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> 
     """Go on with a member whose session broke."""
     place = job.consumers[number]
     where = place.epoch, message.host, message.pid
-    tx.emit(ConsumerJoined(job.name, number, message.client, *where, past=place.past, member=place.member))
+    tx.emit(
+        ConsumerJoined(
+            job.name,
+            number,
+            message.client,
+            *where,
+            past=place.past,
+            member=place.member,
+            since=place.since,
+        )
+    )
     _let_in(tx, job, number)
     send_epoch(tx, job, number)
 
 
-def _let_in(tx: Transaction, job: Job, number: int) -> None:
+def _let_in(tx: Transaction, job: Job, number: int, newest: int = -1, *, late: bool = False) -> None:
     settings, epoch = tx.state.settings, job.consumers[number].epoch
+    there = {"newest": newest, "late": late}
     joined = msg.JobJoined(job.name, number, job.seed, settings.heartbeat_s, epoch, job.generation)
-    tx.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(tx.state, tx.now)))
+    tx.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(tx.state, tx.now), **there))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control import experiments
-from millrace.control.actions import CloseClient, DropBlobs, EndService, SendToClient
+from millrace.control.actions import CloseClient, DropBlobs, SendToClient
 from millrace.control.caching import cache_mode
 from millrace.control.inputs import JoinRequested
 from millrace.control.journal.consumer_events import (
@@ -40,7 +40,7 @@ from millrace.control.membership.late_joins import another_run, late_for, over_s
 from millrace.control.membership.resume import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.scaling import job_scaling
 from millrace.control.state.state import Consumer, Job
-from millrace.control.tasks import job_progress
+from millrace.control.tasks import group_progress, job_progress
 from millrace.control.tasks.epochs import (
     close_epochs,
     open_epoch,
@@ -49,8 +49,9 @@ from millrace.control.tasks.epochs import (
     tell_absence,
     tell_read,
     tell_steps,
+    unsettle,
 )
-from millrace.control.tasks.leases import discard_outputs, forgo, settle
+from millrace.control.tasks.leases import discard_outputs, forgo, leave_behind, revoke, runs_of_window, settle
 from millrace.control.tasks.slots import missing, unread_by
 from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
@@ -63,15 +64,13 @@ from millrace.protocol.job_spec import JobSpec
 
 LEFT = "left"
 """Why a consumer has gone that closed its session."""
+WITH_RANK = "went with rank"
+"""Why a rank of a member has gone whose member goes as it has lost another one."""
 
 
 def join(tx: Transaction, item: JoinRequested) -> None:
     """Let a client read that wants to: create the job or let it join, or refuse with a sentence."""
     message = item.message
-    older = testimony.of_consumer(tx.state, message)
-    if older:
-        tx.act(EndService(older))
-        return
     try:
         check_spec(tx.state.settings, message)
         if message.states:
@@ -97,6 +96,8 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
+    if anew:
+        unsettle(tx, job, number)
     if known is not None:
         tell_absence(tx, job, number)
     failure = load(tx, job, message.states) if message.states else None
@@ -104,9 +105,8 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         fail_job(tx, job, failure)
         return
     epoch, heartbeat_s = job.consumers[number].epoch, tx.state.settings.heartbeat_s
-    waits = job.first is None
     states = name_of(job.states.values()) if first and job.states else ""
-    joined = msg.JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states)
+    joined = msg.JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, job.first is None, states)
     tx.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(tx.state, tx.now)))
     if said:
         tx.to_consumer(job, number, msg.Notice(said))
@@ -161,10 +161,20 @@ def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tu
         return min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1, None
     if known.client == message.client or message.states or message.lingers:
         return known.epoch, None
-    if nothing_used(tx, job, number, known):
+    if nothing_used(tx, job, number, known) and not _gone_behind(tx, job, known.epoch):
         give_again(tx, job, number, known.epoch)
         return known.epoch - 1, None  # nobody has read anything of it, so that it is the new one's
     return known.epoch, known
+
+
+def _gone_behind(tx: Transaction, job: Job, number: int) -> bool:
+    """Whether rounds of an epoch will lack a rank whose process used some of it, and is gone for good."""
+    for index, place in job.consumers.items() if job.spec.coordinated else ():
+        gone = place.lost_at is not None and not tx.state.may_return(place.lost_at, tx.now)
+        used = place.epoch > number or (place.epoch == number and not nothing_used(tx, job, index, place))
+        if place.past >= number or (gone and used):
+            return True
+    return False
 
 
 def _goes_behind(job: Job, consumer: int, epoch: int) -> str:
@@ -225,7 +235,9 @@ def begin_epoch(tx: Transaction, job: Job, consumer: int, message: msg.BeginEpoc
         tx.emit(EpochBegan(job.name, consumer, number))
         if first and job.tables is not None:
             cache_mode.epoch_began(tx, job)
-        for earlier in [n for n in job.epochs if n < number]:
+        if first and job.windowed:
+            leave_behind(tx, job)
+        for earlier in [n for n in job.epochs if n < number and not job.windowed]:
             # What is left became its when it had ended, so that it never heard of it; or the others have fewer steps.
             if has_ended(tx, place, earlier) and not held_back(job):
                 hand_on(tx, job, consumer, "had ended the epoch before they became its", [earlier])
@@ -267,9 +279,9 @@ def progressed(tx: Transaction, job: Job, consumer: int, message: msg.ConsumerRe
             news.append(progress)
     if news:
         tx.emit(Progressed(job.name, consumer, message.epoch, news))
-        for task in sorted(
-            {progress.task for progress in news if progress.complete}
-        ):  # a tail settles what is before it
+        for task in sorted({each.task for each in news if each.complete}):  # a tail settles what is before it
+            if task not in epoch.live:
+                continue  # it went as the oldest of a window
             lost, slot = not epoch.live[task].worker, epoch.live[task].slot
             settle(tx, job, message.epoch, task)
             discard_outputs(tx, job, message.epoch, task)
@@ -355,8 +367,12 @@ def consumer_lost(tx: Transaction, job: Job, consumer: int) -> None:
         tell_absence(tx, job, consumer)
 
 
-def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
+def consumer_gone(
+    tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0, *, kind: str = "JobFailedError"
+) -> None:
     """Give others what a consumer that will not come back did not read, unless each has its share of a fixed order.
+
+    A member of a group that loses a rank goes with all of them, which are told so.
 
     Args:
         tx: what follows goes there.
@@ -364,11 +380,28 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
         consumer: its index.
         reason: goes on behind its name.
         unused: elements of its epoch that it had received and not handed out.
+        kind: of the error with which other ranks of its member go: what is left of them can go on alone, or not.
     """
+    for mate in job.mates(consumer) if reason != LEFT else ():
+        who = f"rank {job.spec.rank(consumer)} of job {job.consumers[mate].member!r} {reason}"
+        text = f"{who}, and all ranks of a job go together from those that share their computation"
+        failure = msg.Failure(kind, text if kind == "DetachedError" else f"{text}: start all of them again")
+        tx.to_consumer(job, mate, msg.JobFailed(failure, detached=True))
+        _gone(tx, job, mate, f"{WITH_RANK} {job.spec.rank(consumer)}, which {reason}")
+    _gone(tx, job, consumer, reason, unused)
+
+
+def _gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
     place = job.consumers.get(consumer)  # None: it was never seen
     if place is not None:
         tx.act(CloseClient(place.client))
+        if job.spec.sharing:
+            tx.observed.clients.pop(place.client, None)
+            group_progress.left(tx, job, consumer)
     last = place is not None and len(job.consumers) == 1
+    if last and job.windowed and job.failure is None and job.reached >= 0:
+        _keep_window(tx, job, consumer, reason)
+        return
     if last and not waits_for_others(job):
         tx.emit(ConsumerLeft(job.name, consumer, reason))
         remove_job(tx, job, f"its last consumer {reason}")
@@ -392,6 +425,16 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
         tx.emit(JobKept(job.name, tx.now))
 
 
+def _keep_window(tx: Transaction, job: Job, member: int, reason: str) -> None:
+    """Keep what lies in the windows of a group whose last member has gone: a job may come right after it."""
+    running = runs_of_window(job)  # as known before what the member has is forgotten
+    tx.emit(ConsumerLeft(job.name, member, reason))
+    for number, task in running:
+        revoke(tx, job, number, task, "nobody is there to read it")
+    tell_audience(tx, job)
+    tx.emit(JobKept(job.name, tx.now))
+
+
 def _let_go(tx: Transaction, job: Job, member: int) -> None:
     """Drop what a member alone lacked of the group's tasks; the others read on."""
     for number, epoch in list(job.epochs.items()):
@@ -412,6 +455,8 @@ def remove_job(tx: Transaction, job: Job, reason: str) -> None:
     summary = job_progress.summary(tx, job, reason)
     tx.emit(JobRemoved(job.name, reason, tx.now, len(missing(job)), summary))
     tx.observed.progress.pop(job.name, None)
+    tx.observed.groups.pop(job.name, None)
+    tx.observed.waited_for.pop(job.name, None)
     experiments.forget(tx, job)
     tx.observed.steps = {key: told for key, told in tx.observed.steps.items() if key[0] != job.name}
     close_everywhere(tx, job.name)
@@ -443,6 +488,8 @@ def collect(tx: Transaction) -> None:
         if job.anonymous or job.failure is not None:
             grace = min(grace, settings.anonymous_grace_s)
         for number, place in list(job.consumers.items()):
+            if number not in job.consumers:
+                continue  # it has gone with another rank of its member
             sight = tx.observed.clients.get(place.client)
             if place.lost_at is not None and tx.now - place.lost_at > grace:
                 if tx.state.may_return(place.lost_at, tx.now):

@@ -40,7 +40,8 @@ def over_since(state: State, job: Job, now: float) -> str:
     grace = state.settings.job_gc_timeout_s
     if job.kept_at is None or now - job.kept_at <= grace or state.may_return(job.kept_at, now):
         return ""
-    return f"{named(missing(job))} did not come within {grace:g} s after the others had left"
+    who = "no other job that shares its window" if job.windowed else named(missing(job))
+    return f"{who} {'came' if job.windowed else 'did not come'} within {grace:g} s after the others had left"
 
 
 def another_run(job: Job, spec: JobSpec, message: JoinJob) -> str:

@@ -7,12 +7,12 @@ the consumer leaves.
 from __future__ import annotations
 
 from millrace.control.journal.epoch_events import EpochHeld
-from millrace.control.journal.task_events import TaskBroke, TaskReleased
+from millrace.control.journal.task_events import TaskBroke
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import Job
-from millrace.control.tasks.leases import leased_by
+from millrace.control.tasks.leases import leased_by, release
 from millrace.control.tasks.slots import readers_of
 from millrace.control.tasks.task_queue import held_back, next_to_read
 from millrace.protocol.messages import TaskFailed
@@ -26,10 +26,10 @@ def failed(tx: Transaction, worker: str, message: TaskFailed) -> None:
     job, (_, number, task) = found[0], (message.ref.job, message.ref.epoch, message.ref.task)
     if number > job.newest:
         # Perhaps nobody ever reads its epoch; who does has the task run again.
-        tx.emit(TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
+        release(tx, job, number, task, "it failed before anybody read its epoch")
         tx.emit(EpochHeld(job.name, number))
         return
-    tx.emit(TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
+    release(tx, job, number, task, "it failed, and what comes before it is read first")
     tx.emit(TaskBroke(job.name, number, task, message.failure))
     watch(tx)
 
@@ -47,7 +47,7 @@ def watch(tx: Transaction) -> None:
             if not oversized.passed_on(tx, job, failure):
                 fail_job(tx, job, oversized.explained(tx, job, failure))
                 break
-            tx.emit(TaskReleased(job.name, number, task, "a worker has come that may keep what it gives"))
+            release(tx, job, number, task, "a worker has come that may keep what it gives")
 
 
 def _due(job: Job, number: int) -> list[int]:

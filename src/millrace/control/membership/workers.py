@@ -25,6 +25,7 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import discard_outputs, finished, leased_by, on_lease_unknown, on_worker_lost
+from millrace.control.tasks.window_tasks import lies_in_window
 from millrace.protocol import messages as msg
 
 MISSED_HEARTBEATS = 2
@@ -99,6 +100,7 @@ def started(tx: Transaction, address: str, drawn: str) -> None:
     state = tx.state
     patience = state.settings.return_s if address == state.address else 0.0
     tx.emit(DispatcherStarted(address, tx.now, tx.now + patience, state.service or drawn, drawn))
+    tx.observed.all_back = tx.now >= tx.state.returning
     cache_capacity.started(tx)
 
 
@@ -212,6 +214,7 @@ def _give_up(tx: Transaction, worker: Worker, reason: str) -> None:
 def release_drained(tx: Transaction) -> None:
     """Tell workers that want to leave when nothing of them is needed any more."""
     for worker in tx.state.index.serving.draining:
-        if not (worker.unfinished or worker.kept or worker.lost_at is not None):
+        awaited = any(not lies_in_window(tx.state, *key) for key in worker.kept.values())
+        if not (worker.unfinished or awaited or worker.lost_at is not None):
             tx.emit(WorkerReleased(worker.id))
             tx.to_worker(worker.id, msg.StopWorker("nothing of it is needed any more"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 
 from millrace.control.experiments import cache_regime, regime_in_force
 from millrace.control.journal.scaling_events import ScaleChosen
@@ -91,11 +92,12 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
         anew = scaling_policies.begin(kind, tx.state.index.serving.locals[job.name], _limits(tx, job))
         _chosen(tx, job, anew.value, "begins anew with its local workers")
         return
+    queue = _queue(tx, job, [index for index, reading in by_consumer.items() if any(reading is each for each in seen)])
     rates = (tx.state.settings.prices or USUAL).rates(
         len(by_consumer), job.spec.accelerators, tx.state.index.serving.locals[job.name]
     )
     before = job.scaling.search
-    decision = scaling_policies.step(before, Observation(look, _queue(tx, job), cpu, tx.now, rates), _limits(tx, job))
+    decision = scaling_policies.step(before, Observation(look, queue, cpu, tx.now, rates), _limits(tx, job))
     news = decision.reason != job.scaling.reason and look.workers <= before.workers
     if decision.value != before or news:
         _chosen(tx, job, decision.value, decision.reason)
@@ -204,7 +206,7 @@ def _share(part_s: float, seconds: float) -> float:
     return min(1.0, max(0.0, part_s / seconds))
 
 
-def _queue(tx: Transaction, job: Job) -> float:
-    """Elements that lie ready for a consumer, on average."""
-    reports = tx.observed.reports({index: place for index, place in job.consumers.items() if place.lost_at is None})
+def _queue(tx: Transaction, job: Job, consumers: Collection[int]) -> float:
+    """Elements that lie ready for one of these consumers, on average."""
+    reports = tx.observed.reports({index: job.consumers[index] for index in consumers})
     return statistics.fmean([report.queue_elements for report in reports.values()]) if reports else 0.0

@@ -252,7 +252,7 @@ def _had_turn(tx: Transaction, worker: Worker) -> bool:
     job = tx.state.jobs.get(worker.job)
     if job is None or job.failure is not None:
         return True
-    few = max(1, len(active(job)))
+    few = tx.state.index.memoize(job.name, "few", lambda: max(1, len(active(job))))
     long = worker.turn_leases >= 4 * few or tx.now - worker.turn_began >= tx.state.settings.turn_s
     return (long and worker.turn_leases >= few) or not runnable(tx, job, worker)
 

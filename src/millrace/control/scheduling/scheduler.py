@@ -187,7 +187,8 @@ def _takes_more(tx: Transaction, job: Job, slot: int, workers: list[Worker]) -> 
     """Something could be leased for the slot, to whichever worker."""
     if job.spec.deterministic or some_pending(tx.state, job, slot):
         return True
-    kinds = (workers[0], workers[-1])  # a local one and another, if there are both
+    # A local one and another, if there are both.
+    kinds = (workers[0], workers[-1]) if job.name in tx.state.index.serving.local else workers[:1]
     return any(unread_alike(tx.state, job, slot, each) < unread_cap(tx, job, each) for each in kinds)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from millrace.control.inputs import JoinRequested
 from millrace.control.state.regime import Regime, RegimeObservation
 from millrace.control.state.serving_index import ServingIndex
 from millrace.planning.progress import TaskSet
@@ -158,6 +159,18 @@ class ResourceUsage(msgspec.Struct):
         self.gib_s += other.gib_s
 
 
+USED_EPOCHS = 100
+"""Epochs of which it is told apart what they took; those before are added up."""
+
+
+def add_usage(epochs: dict[int, ResourceUsage], number: int, used: ResourceUsage) -> None:
+    """Add what one of these epochs took."""
+    epochs.setdefault(number, ResourceUsage()).add(used)
+    if len(epochs) > USED_EPOCHS:
+        first, second = sorted(epochs)[:2]
+        epochs[second].add(epochs.pop(first))
+
+
 class EpochObservation(msgspec.Struct):
     """Observation of an epoch of a job.
 
@@ -196,12 +209,67 @@ class JobObservation(msgspec.Struct):
         lease: no lease below is of this job, but of another one that had its name.
         epochs: the last ones.
         elements: that were handed out in those before, and ``pace`` how fast.
+        passed: by node the elements that tasks of those before gave.
     """
 
     lease: int = 0
     epochs: dict[int, EpochObservation] = {}
     elements: int = 0
     pace: Pace = Pace()
+    passed: list[int] = []
+
+
+class MemberObservation(msgspec.Struct):
+    """Observation of a member of a group.
+
+    Attributes:
+        epoch: that it reported about last, with ``batches`` and ``missed`` of it: elements handed out, and skipped.
+        read: elements that were handed out in epochs before that one, and ``skipped`` those that it missed in them.
+        unseen: elements that it had been handed out before this dispatcher lived.
+        at: when it reported last; 0: never.
+        rate: elements of a second that it was handed out since the report before.
+    """
+
+    epoch: int = -1
+    batches: int = 0
+    missed: int = 0
+    read: int = 0
+    skipped: int = 0
+    unseen: int = 0
+    at: float = 0.0
+    rate: float = 0.0
+
+
+class DetachedMember(msgspec.Struct, frozen=True):
+    """A member that was detached at a time, for a reason."""
+
+    member: str
+    at: float
+    why: str
+
+
+class GroupObservation(msgspec.Struct):
+    """Observation of a group.
+
+    Attributes:
+        members: by index, those that are there.
+        given: elements that were handed out to members that have left.
+        spent: by member's name and epoch, what falls to each, also of those that have left; all that fell to members
+            of whom nobody remembers the name is under the empty one.
+        detached: the last ones.
+    """
+
+    members: dict[int, MemberObservation] = {}
+    given: int = 0
+    spent: dict[str, dict[int, ResourceUsage]] = {}
+    detached: list[DetachedMember] = []
+
+
+class GatheringRanks(msgspec.Struct):
+    """Ranks of a member that is to join a group, by rank, ``since`` the first of them has come."""
+
+    ranks: dict[int, JoinRequested]
+    since: float
 
 
 class Division(msgspec.Struct, frozen=True):
@@ -285,13 +353,17 @@ class Observed(msgspec.Struct):
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
     division: Division | None = None
-    all_back: bool = False
+    all_back: bool = True
     """Who had a session with the dispatcher's life before has had the time to come back."""
     held_up: dict[str, float] = {}
     """By job of which somebody waits for a consumer that was never seen, since when."""
     waited_for: dict[str, dict[int, float]] = {}
     """By group in lockstep, and by member, seconds in which others waited for it, as counted at ``waited_at``."""
     waited_at: float = 0.0
+    groups: dict[str, GroupObservation] = {}
+    """By name of its job."""
+    gathering: dict[tuple[str, str], GatheringRanks] = {}
+    """By group, and by member that is to join it, those of its ranks that have come."""
     awaited: set[str] = set()
     """Those of these jobs whose consumers were told so."""
     leaving: dict[str, float] = {}
@@ -301,8 +373,8 @@ class Observed(msgspec.Struct):
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""
-        report = self.worker_report(worker)
-        return DEFAULT_WANT if report is None else max(1, report.want)
+        sight = self.workers.get(worker)
+        return DEFAULT_WANT if sight is None or sight.report is None else max(1, sight.report.want)
 
     def worker_report(self, worker: str) -> WorkerReport | None:
         """Find what a worker reported last."""

@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True):
         scaling_policy: that finds out how many workers a job needs.
         prices: for what is said to cost what; None: nobody has said any.
         lockstep_wait_s: for how long a job may keep others waiting that share its computation in lockstep.
+        window_tasks: that members have read and that are remembered, of which outputs may lie in a shared window.
         trust: by tenant, the others whose blocks its jobs read.
     """
 
@@ -64,4 +65,5 @@ class Settings(msgspec.Struct, frozen=True):
     scaling_policy: Kind = "millrace"
     prices: PriceTable | None = None
     lockstep_wait_s: float = 30.0
+    window_tasks: int = 1024
     trust: dict[str, list[str]] = {}

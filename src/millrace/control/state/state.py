@@ -90,7 +90,7 @@ class Consumer(msgspec.Struct):
     Attributes:
         epoch: the last one begun, -1: none; ``past``: by a process before it.
         lingers: the place is left to another process after each epoch.
-        member: where jobs share, the name that this one has; else empty.
+        member: where jobs share, the name that this one has; else empty. It joined ``since`` then.
     """
 
     client: str
@@ -101,6 +101,7 @@ class Consumer(msgspec.Struct):
     past: int = -1
     lingers: bool = False
     member: str = ""
+    since: float = 0.0
 
 
 class Epoch(msgspec.Struct):
@@ -117,6 +118,8 @@ class Epoch(msgspec.Struct):
         starts: by task that is not over, how many outputs readers received that had it before and are gone, or were
             read before the epoch was resumed.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
+        outputs: where a window is shared, by task that has ended how many outputs it had; -1: it was lost before that,
+            and nobody had all of it.
         settled: every task has its slot.
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.
@@ -173,6 +176,7 @@ class Epoch(msgspec.Struct):
     steps: int = -1
     failures: dict[int, Failure] = {}
     nothing: set[int] | None = set()
+    outputs: dict[int, int] = {}
 
     @classmethod
     def shaped(cls, shape: EpochShape) -> Epoch:
@@ -186,7 +190,19 @@ class Epoch(msgspec.Struct):
 
     def unread_by(self, reader: int, slot: int) -> list[int]:
         """Live tasks of a slot that one of its readers has not read to the end, in no order."""
-        return [task for task in self.unread.get(slot, ()) if not self.live[task].readers[reader].complete]
+        unread: Iterable[int] = self.unread.get(slot, ())
+        if (some := next(iter(self.live.values()), None)) is not None and some.by_any:
+            unread = (task for task, live in self.live.items() if live.slot == slot)
+        progress = ((task, self.live[task].readers.get(reader)) for task in unread)
+        return [task for task, each in progress if each is not None and not each.complete]
+
+    def note_unread(self, task: int) -> None:
+        """Keep the index of unread tasks right, as what readers have of a task has changed."""
+        live = self.live[task]
+        if live.complete:
+            discard(self.unread, live.slot, task)
+        else:
+            self.unread.setdefault(live.slot, set()).add(task)
 
     @property
     def over_before(self) -> int:
@@ -248,6 +264,7 @@ class Job(msgspec.Struct):
         former: by consumer that left, the host and process id of who read as it last.
         unread: what nobody reads, as somebody has gone; the last :data:`UNREAD` of it.
         left_out: elements that filled no round, of epochs that are over.
+        reached: where a window is shared, the last epoch that a member has begun, be it there or gone.
     """
 
     name: str
@@ -286,6 +303,12 @@ class Job(msgspec.Struct):
     former: dict[int, tuple[str, int]] = {}
     unread: list[UnreadShare] = []
     left_out: int = 0
+    reached: int = -1
+
+    @property
+    def windowed(self) -> bool:
+        """Whether its readers share a window, so that the furthest of them drives and others skip."""
+        return self.spec.sharing == "window"
 
     def audience(self, slot: int) -> Sequence[int]:
         """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself.
@@ -296,6 +319,11 @@ class Job(msgspec.Struct):
         if self.spec.sharing:
             return tuple(self.consumers)
         return range(self.spec.num_consumers or 1) if self.spec.coordinated else (slot,)
+
+    def mates(self, reader: int) -> list[int]:
+        """Other readers that are ranks of the same member of a group."""
+        count = self.spec.together if self.spec.sharing else 1
+        return [each for each in self.consumers if each != reader and each // count == reader // count]
 
     def slots_of(self, readers: Iterable[int]) -> Iterable[int]:
         """Slots whose tasks these readers read, each slot once."""
@@ -320,7 +348,9 @@ class Job(msgspec.Struct):
     @property
     def newest(self) -> int:
         """The highest epoch that a consumer has begun, -1 for none."""
-        return max((consumer.epoch for consumer in self.consumers.values()), default=-1)
+        if self.windowed:
+            return self.reached
+        return max([consumer.epoch for consumer in self.consumers.values()], default=-1)
 
     @property
     def kind(self) -> str:

@@ -104,7 +104,8 @@ class TaskState:
     Attributes:
         slot: what it is leased for.
         readers: what each reader of the slot's audience has of it, by the reader's index.
-        complete: every reader has all that it will ever read.
+        by_any: one reader that has all of it is enough, as in windows.
+        complete: every reader has all that it will ever read, or one has if that is enough.
         phase: where it is in its life.
         run: number of the plan's task, if that is another (no sharding); else -1.
         freed: nobody needs its leftovers: its tail is over, or it has none.
@@ -114,7 +115,7 @@ class TaskState:
         poison: elements of it that no worker may touch any more.
     """
 
-    __slots__ = ("alone", "at", "complete", "deaths", "freed", "phase", "poison", "readers", "run", "slot")
+    __slots__ = ("alone", "at", "by_any", "complete", "deaths", "freed", "phase", "poison", "readers", "run", "slot")
 
     def __init__(
         self,
@@ -128,10 +129,12 @@ class TaskState:
         deaths: int = 0,
         at: CrashSite = (),
         poison: list[Poison] | None = None,
+        by_any: bool = False,
     ) -> None:
         self.slot = slot
         self.readers = readers
-        self.complete = all(progress.complete for progress in readers.values())
+        self.by_any = by_any
+        self.complete = self.is_read()
         self.phase = phase
         self.run = run
         self.freed = freed
@@ -162,7 +165,16 @@ class TaskState:
     def received(self) -> int:
         """Number of outputs that every reader has that is to have them, so that nobody needs them again."""
         lacking = [progress.received for progress in self.readers.values() if not progress.complete]
-        return min(lacking or [progress.received for progress in self.readers.values()])
+        return min(lacking or [progress.received for progress in self.readers.values()], default=0)
+
+    @property
+    def outputs(self) -> int:
+        """Number of all its outputs in a window, as a reader says that has them; -1: none has."""
+        return max((progress.received for progress in self.readers.values() if progress.complete), default=-1)
+
+    def is_read(self) -> bool:
+        """Work out whether it is complete."""
+        return (any if self.by_any else all)(progress.complete for progress in self.readers.values())
 
     def read(self, reader: int, received: int, *, complete: bool) -> None:
         """Note what one of the readers has."""
@@ -170,12 +182,17 @@ class TaskState:
         progress.received = max(progress.received, received)
         if complete:
             progress.complete = True
-            self.complete = all(other.complete for other in self.readers.values())
+            self.complete = self.is_read()
 
     def join(self, reader: int, progress: ReaderProgress) -> None:
         """Add a reader, which has so much of it."""
         self.readers[reader] = progress
-        self.complete = self.complete and progress.complete
+        self.complete = self.is_read()
+
+    def leave(self, reader: int) -> None:
+        """Remove a reader that has gone."""
+        self.readers.pop(reader, None)
+        self.complete = self.is_read()
 
     def read_by(self, slot: int, audience: Iterable[int]) -> None:
         """Give it to another slot, whose readers begin behind what every reader so far has."""

@@ -20,6 +20,7 @@ from millrace.control.tasks.task_queue import (
     share_dealt,
 )
 from millrace.control.tasks.unread import record_deserted, told
+from millrace.control.tasks.window_tasks import send_gone
 from millrace.planning.checkpoint import Checkpoint, Merged, TasksRead, merge, parts_of
 from millrace.planning.ranks_progress import ranks_progress, read_by
 from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
@@ -28,7 +29,7 @@ from millrace.protocol import messages as msg
 
 def open_epoch(tx: Transaction, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
-    if number not in job.epochs:
+    if number not in job.epochs and not (job.windowed and number < job.reached):
         resumed = job.states and number == job.first
         reused = cache_mode.reused_in(job, number)
         tx.emit(_resumed(tx.state, job) if resumed else EpochOpened(job.name, number, reused=reused))
@@ -118,6 +119,19 @@ def settle_epoch(tx: Transaction, job: Job, number: int, slot: int | None = None
             send_ends(tx, job, number, reader, unread)
 
 
+def unsettle(tx: Transaction, job: Job, reader: int) -> None:
+    """Let one that takes the place of a reader that had left have the rest of its share, though others had all theirs.
+
+    With equal steps it has none, as the others' steps are counted without it.
+    """
+    if held_back(job):
+        return
+    for number, epoch in job.epochs.items():
+        if job.reads(reader, number) and any(settled_without(job, epoch, slot) for slot in job.slots_of([reader])):
+            tx.emit(EpochSettled(job.name, number, undone=True))
+    tell_absence(tx, job, reader)
+
+
 def send_ends(tx: Transaction, job: Job, number: int, consumer: int, unread: dict[int, str] | None = None) -> None:
     """Tell a consumer that reads this epoch all its tasks, if they are settled.
 
@@ -135,8 +149,9 @@ def send_ends(tx: Transaction, job: Job, number: int, consumer: int, unread: dic
         return
     if all(share_dealt(job, epoch, slot) for slot in job.slots_of([consumer])):
         if number not in unread:
-            unread[number] = told(tx.state, tx.observed, job, number, tx.now)
-        tx.to_consumer(job, consumer, msg.EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
+            unread[number] = told(tx.state, tx.observed, job, number)
+        tasks, members = sorted(epoch.shares.get(consumer, ())), len(job.consumers) if job.spec.sharing else 0
+        tx.to_consumer(job, consumer, msg.EpochEnds(number, tasks, unread[number], members))
 
 
 def tell_absence(tx: Transaction, job: Job, whose: int | None = None) -> None:
@@ -154,6 +169,8 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     """Tell a consumer all about the epoch it reads: after it began it, once sources are listed, when it comes back."""
     number = job.consumers[consumer].epoch
     epoch = job.epochs.get(number)
+    if epoch is None and job.tables is not None and job.windowed and number < job.reached:
+        _send_past(tx, job, number, consumer)
     if epoch is None or job.tables is None:
         return
     shares = 0 if job.length is None or not tx.state.plan(job, number).equal else job.spec.ranks or 1
@@ -166,8 +183,19 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, read, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
+    if job.windowed:
+        send_gone(tx, job, number, consumer)
     _tell_reads(tx, job, number, consumer, unread_by(job, epoch, consumer))
     send_ends(tx, job, number, consumer)
+
+
+def _send_past(tx: Transaction, job: Job, number: int, member: int) -> None:
+    """Tell a member that nothing is left of an epoch which the furthest have read before it."""
+    reused = cache_mode.reused_in(job, number)
+    tx.to_consumer(job, member, msg.EpochBegun(number, job.length, job.prints, reused=reused))
+    lacks = f"Epoch {number} was over for this job before it came to it, as others that share its window are further"
+    lacks = "" if job.spec.visitation == "zero_once_or_more" else lacks  # the next one makes up for it
+    tx.to_consumer(job, member, msg.EpochEnds(number, [], lacks, past=True))
 
 
 def tell_read(tx: Transaction, job: Job, number: int, slot: int, task: int) -> None:
@@ -232,7 +260,7 @@ def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = No
     if consumer is None:
         tx.observed.steps[job.name, number] = ready
     if ready.last:  # who stops there may hear of no other end, as its share is not settled
-        lacks = told(tx.state, tx.observed, job, number, tx.now)
+        lacks = told(tx.state, tx.observed, job, number)
         ready = msgspec.structs.replace(ready, unread=lacks)
     for index, place in job.consumers.items():
         if index == consumer or (consumer is None and place.epoch == number):
@@ -243,7 +271,8 @@ def close_epochs(tx: Transaction, job: Job) -> None:
     """Forget the epochs that all consumers have left behind."""
     if job.consumers and not missing(job):  # who was never seen starts at the beginning
         oldest = min(consumer.epoch for consumer in job.consumers.values())
-        for number in [n for n in job.epochs if n < oldest]:
+        empty = [n for n, epoch in job.epochs.items() if job.windowed and n < job.reached and not epoch.live]
+        for number in [n for n in job.epochs if n < oldest or n in empty]:
             for task, live in job.epochs[number].live.items():
                 tell_void(tx, job, number, task, live)
             record_deserted(tx, job, number)

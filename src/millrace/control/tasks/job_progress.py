@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -67,8 +68,16 @@ def _epoch(tx: Transaction, job: Job, number: int) -> EpochObservation | None:
         while len(sight.epochs) > EPOCHS:
             over = sight.epochs.pop(min(sight.epochs))
             sight.elements += over.elements
+            sight.passed = [sum(each) for each in zip_longest(sight.passed, over.passed, fillvalue=0)]
             sight.pace = _sum(sight.pace, over.pace)
     return sight.epochs[number]
+
+
+def given(observed: Observed, job: Job, node: int) -> int:
+    """Count the elements that an operator gave in all tasks that have ended, of all epochs that somebody has begun."""
+    sight = observed.progress.get(job.name, JobObservation())
+    counts = [sight.passed, *(epoch.passed for number, epoch in sight.epochs.items() if number <= job.newest)]
+    return sum(passed[node] for passed in counts if node < len(passed))
 
 
 def share_of(state: State, job: Job, number: int) -> float | None:

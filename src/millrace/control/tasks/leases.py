@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
-from millrace.control.journal.epoch_events import EpochCut
+from millrace.control.journal.epoch_events import EpochCut, EpochSettled
 from millrace.control.journal.task_events import (
     TailDealt,
     TaskDone,
@@ -21,8 +21,10 @@ from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.tasks.slots import gone, readers_of, round_robin
 from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
+from millrace.control.tasks.window_tasks import beyond_room, drop_leftovers, tell_gone
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol import messages as msg
+from millrace.protocol.group_messages import DropLeftovers
 
 
 def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate) -> None:
@@ -33,7 +35,8 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
         settle_epoch(tx, job, found.epoch, slot)
         return
     for number, task in in_the_way(job, worker, slot, found):
-        revoke(tx, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
+        if job.epochs[number].live[task].worker:  # else it went with its tail
+            revoke(tx, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
     lease_id = tx.state.next_lease
     use = use_of(tx, job, found.epoch) if job.points else None
     before = job.epochs[found.epoch].live.get(found.task)
@@ -119,7 +122,7 @@ def in_the_way(job: Job, worker: Worker, slot: int, found: Candidate) -> list[tu
     The slot's lane there may be full of it, and nobody would read it before the task has run.
     """
     readers = readers_of(job, slot)
-    if readers and min(place.epoch for place in readers) > found.epoch:
+    if readers and not job.windowed and min(place.epoch for place in readers) > found.epoch:
         return []  # only its leftovers are wanted; the slot is read on, so that the lane moves
     order = (found.epoch, found.task if job.spec.deterministic else 0)
     behind = []
@@ -135,15 +138,44 @@ def revoke(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> Non
     """Void a lease; the task will run again, skipping what was received."""
     live = job.epochs[epoch].live[task]
     tell_void(tx, job, epoch, task, live)
-    tx.emit(TaskReleased(job.name, epoch, task, reason))
+    release(tx, job, epoch, task, reason)
+
+
+def release(tx: Transaction, job: Job, number: int, task: int, reason: str) -> None:
+    """Let a task be leased again, whose lease is void; if it is a tail of a window that had ended, with what it takes.
+
+    Nothing was kept for such a one any more.
+    """
+    live = job.epochs[number].live
+    inputs = tx.state.plan(job, number).task(task).inputs if job.windowed and live[task].finished else ()
+    tx.emit(TaskReleased(job.name, number, task, reason, list(inputs)))
+    for each in inputs:
+        if each in live and live[each].finished:
+            revoke(tx, job, number, each, "its tail runs again")
+
+
+def stays_over(job: Job, live: TaskState) -> bool:
+    """Whether a task of a window gave all that it will: nobody runs it again, whatever becomes of its worker.
+
+    Who has all of it may say so before its worker can say that the run has ended.
+    """
+    return job.windowed and (live.finished or live.complete)
+
+
+def runs_of_window(job: Job) -> list[tuple[int, int]]:
+    """List (epoch, task) of what workers run for a window and no member has all of."""
+    tasks = [(number, task, live) for number, epoch in job.epochs.items() for task, live in epoch.live.items()]
+    return [(number, task) for number, task, live in tasks if live.worker and not stays_over(job, live)]
 
 
 def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """Handle a worker that has not got the task: it never heard of it, or has forgotten what was read."""
-    if job.spec.runs_again or not tx.state.plan(job, epoch).task(task).inputs:
+    live = job.epochs[epoch].live[task]
+    again = job.spec.runs_again or not tx.state.plan(job, epoch).task(task).inputs
+    if again and not stays_over(job, live):
         revoke(tx, job, epoch, task, reason)
-    else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
-        tell_void(tx, job, epoch, task, job.epochs[epoch].live[task])
+    else:  # or a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
+        tell_void(tx, job, epoch, task, live)
         on_worker_lost(tx, job, epoch, task, reason)
 
 
@@ -152,7 +184,9 @@ def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     live = job.epochs[epoch].live.get(task)
     if live is None or not live.worker:
         return
-    complete = [] if live.complete else [reader for reader, progress in live.readers.items() if progress.complete]
+    complete = [reader for reader, progress in live.readers.items() if progress.complete]
+    if live.complete and not job.windowed:
+        complete = []  # of all
     if live.complete or complete:
         tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)], complete))
 
@@ -161,8 +195,10 @@ def forgo(tx: Transaction, job: Job, number: int, task: int, reader: int, *, lea
     """Have a reader read a task no further: nobody then will who has not, unless others read the epoch.
 
     Where it ``leaves`` a group, workers hear of that by :class:`~millrace.protocol.messages.Audience`, and of no task:
-    a lease that has not begun is for all members that there are then.
+    a lease that has not begun is for all members that there are then. What lies in a window stays there.
     """
+    if job.windowed:
+        return
     if not any(job.reads(other, number) for other in job.epochs[number].live[task].readers if other != reader):
         drop(tx, job, number, task)
         return
@@ -184,6 +220,23 @@ def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     _over(tx, job, epoch, task, dropped=True)
 
 
+def leave_behind(tx: Transaction, job: Job) -> None:
+    """End what a window's readers have of epochs before the furthest one: no more of them is computed for anybody."""
+    for number in [each for each in sorted(job.epochs) if each < job.reached]:
+        epoch = job.epochs[number]
+        unfinished = [task for task, live in epoch.live.items() if not (live.worker and stays_over(job, live))]
+        for task in unfinished:
+            tell_void(tx, job, number, task, epoch.live[task])
+            _over(tx, job, number, task, dropped=True)
+        if not epoch.settled:
+            tx.emit(EpochSettled(job.name, number))
+        elif not unfinished:
+            continue
+        for reader in job.consumers:
+            send_ends(tx, job, number, reader)
+    _make_room(tx, job)
+
+
 def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
     """Whether the tail has been leased: should it run again, it must give, and so take, what it did before."""
     parent = -1 if job.spec.sharding == "off" else state.plan(job, epoch).task(task).parent
@@ -193,8 +246,8 @@ def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
 
 def on_worker_lost(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """Release a task whose worker is gone, or give it up, as the job chose."""
-    if job.spec.runs_again:
-        tx.emit(TaskReleased(job.name, epoch, task, reason))
+    if job.spec.runs_again or (job.windowed and epoch > job.reached):  # of which nobody has anything yet
+        release(tx, job, epoch, task, reason)
         settle(tx, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
@@ -205,7 +258,7 @@ def on_worker_lost(tx: Transaction, job: Job, epoch: int, task: int, reason: str
         elements = planned.stop - planned.start - live.received if known else -1
         tx.emit(TaskLost(job.name, epoch, task, elements))
     began = _tail_began(tx.state, job, epoch, task)
-    _over(tx, job, epoch, task, dropped=True)
+    _over(tx, job, epoch, task, dropped=not (job.windowed and live.complete))
     if began and not job.epochs[epoch].live[planned.parent].worker:
         on_worker_lost(tx, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
     if job.epochs[epoch].settled:
@@ -217,6 +270,9 @@ def settle(tx: Transaction, job: Job, number: int, task: int) -> None:
     """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
     epoch = job.epochs[number]
     live = epoch.live.get(task)
+    if job.windowed:  # it stays, for who comes late
+        _make_room(tx, job)
+        return
     if live is None or not live.complete:
         return
     parent = -1 if job.spec.sharding == "off" or live.alone else tx.state.plan(job, number).task(task).parent
@@ -227,13 +283,26 @@ def settle(tx: Transaction, job: Job, number: int, task: int) -> None:
     _over(tx, job, number, task, dropped=False)
 
 
+def _make_room(tx: Transaction, job: Job) -> None:
+    """Forget the oldest tasks of a window, of which members have read more than are remembered."""
+    while (oldest := beyond_room(tx.state, job)) is not None:
+        number, task = oldest
+        live = job.epochs[number].live[task]
+        tell_void(tx, job, number, task, live)
+        _over(tx, job, number, task, dropped=not live.complete)
+
+
 def _over(tx: Transaction, job: Job, number: int, task: int, *, dropped: bool) -> None:
     planned = None if job.spec.sharding == "off" else tx.state.plan(job, number).task(task)
     inputs = [] if planned is None else list(planned.inputs)
     epoch = job.epochs[number]
     live = epoch.live[task]
     alone = task in epoch.alone or (live.alone and planned is not None and planned.parent not in epoch.live)
-    parent = -1 if planned is None or live.freed or alone else planned.parent
+    freed = live.freed and not (job.windowed and planned is not None and planned.parent in epoch.live)
+    parent = -1 if planned is None or freed or alone else planned.parent
+    if job.windowed:
+        drop_leftovers(tx, job, number, inputs)
+        tell_gone(tx, job, number, task, live)
     tx.emit(TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
         settle(tx, job, number, below)
@@ -258,10 +327,15 @@ def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
         return
-    job, _ = found
+    job, live = found
     ref = message.ref
     told = message.outputs, message.skipped, message.leftovers, message.nothing, message.left_out
-    tx.emit(TaskEnded(job.name, ref.epoch, ref.task, *told))
+    inputs = tx.state.plan(job, ref.epoch).task(ref.task).inputs if job.windowed else ()
+    freed = [task for task in inputs if task in job.epochs[ref.epoch].live]  # a tail of a window does not run again
+    drop_leftovers(tx, job, ref.epoch, freed)
+    tx.emit(TaskEnded(job.name, ref.epoch, ref.task, *told, freed=freed))
+    if job.windowed and live.freed and message.leftovers:  # its tail was given up before this was said
+        tx.to_worker(worker, DropLeftovers([ref]))
     settle(tx, job, ref.epoch, ref.task)
     if message.nothing:
         _end_if_empty(tx, job, ref.epoch)
@@ -299,10 +373,10 @@ def returned(tx: Transaction, worker: str, message: msg.TaskReturned) -> None:
         return
     job, live = found
     reason = "its worker gave it back"
-    if live.finished:
+    if live.finished or stays_over(job, live):
         on_lease_unknown(tx, job, message.ref.epoch, message.ref.task, reason)
     else:
-        tx.emit(TaskReleased(job.name, message.ref.epoch, message.ref.task, reason))
+        release(tx, job, message.ref.epoch, message.ref.task, reason)
 
 
 def leftovers_lost(tx: Transaction, worker: str, message: msg.LeftoversLost) -> None:
@@ -313,9 +387,9 @@ def leftovers_lost(tx: Transaction, worker: str, message: msg.LeftoversLost) -> 
     job, _ = found
     number = message.ref.epoch
     reason = "a tail could not get its leftovers"
-    tx.emit(TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
+    release(tx, job, number, message.ref.task, "leftovers it needs are lost")
     inputs = tx.state.plan(job, number).task(message.ref.task).inputs
     for task in message.missing:
         live = job.epochs[number].live.get(task)
         if task in inputs and live is not None and live.phase.leftovers:
-            revoke(tx, job, number, task, reason)
+            (on_lease_unknown if job.windowed else revoke)(tx, job, number, task, reason)

@@ -22,7 +22,7 @@ def active(job: Job) -> list[int]:
     Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
     """
     there = [reader for reader, place in job.consumers.items() if place.lost_at is None]
-    if len(job.consumers) + len(job.left) >= (job.spec.num_consumers or 0):
+    if job.spec.sharing or len(job.consumers) + len(job.left) >= (job.spec.num_consumers or 0):
         return sorted(job.slots_of(there))  # none is missing
     if round_robin(job):
         return sorted(job.slots_of([*there, *_missing(job)]))
@@ -41,7 +41,9 @@ def _missing(job: Job) -> Iterator[int]:
 
 
 def is_missing(job: Job, reader: int) -> bool:
-    """Whether a reader is expected and was never seen."""
+    """Whether a reader is expected and was never seen; of groups nobody is, as members come with all their ranks."""
+    if job.spec.sharing:
+        return False
     return reader not in job.consumers and reader not in job.left and reader < (job.spec.num_consumers or 0)
 
 
@@ -61,19 +63,27 @@ def unread_by(job: Job, epoch: Epoch, reader: int) -> list[int]:
 
 
 def unread(job: Job, slot: int) -> int:
-    """Tasks leased for a slot that some reader has not read to the end, over all epochs."""
-    count = 0
-    for epoch in job.epochs.values():
-        waiting = epoch.pending.get(slot, ())
-        count += len(epoch.unread.get(slot, ())) - sum(not epoch.live[t].complete for t in waiting)
+    """Tasks leased for a slot that some reader (of a window: each) has not read to the end, over all epochs."""
+    count, reached = 0, job.reached
+    for number, epoch in job.epochs.items():
+        if number >= reached:
+            count += len(epoch.unread.get(slot, ()))
+            waiting = epoch.pending.get(slot)
+            if waiting:
+                count -= sum(not epoch.live[task].complete for task in waiting)
     return count
+
+
+def _read_now(job: Job) -> list[Epoch]:
+    """Epochs of which tasks may be computed: all but those that the furthest reader of a window has left."""
+    return [epoch for number, epoch in job.epochs.items() if number >= job.reached]
 
 
 def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
     """Count those at workers like this one: what waits behind a link is not to keep local workers from computing."""
     if job.name not in state.index.serving.local:
         return unread(job, slot)
-    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(slot, ())]
+    lives = [epoch.live[task] for epoch in _read_now(job) for task in epoch.unread.get(slot, ())]
     holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
     return sum(bool(holder.pinned_job) == bool(worker.pinned_job) for holder in holders)
 
@@ -83,8 +93,8 @@ def starving(job: Job, slot: int) -> bool:
     for reader in job.audience(slot):
         place = job.consumers.get(reader)
         epoch = job.epochs.get(place.epoch) if place is not None else None
-        if place is not None and place.epoch <= place.past:
-            continue  # it waits for an epoch that nobody has begun
+        if place is not None and (place.epoch <= place.past or (job.windowed and place.epoch < job.reached)):
+            continue  # it waits for an epoch that nobody has begun, or has what is left of one
         if epoch is not None and not any(
             (live := epoch.live[task]).phase.worker and not live.readers[reader].complete
             for task in epoch.unread.get(slot, ())

@@ -12,6 +12,8 @@ without end is never enumerated:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
@@ -65,10 +67,7 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
     readers = readers_of(job, slot)
     if worker.pinned_job and not _near(job, worker, readers):
         return None
-    reading = first = min(job.epochs, default=0) - 1
-    if readers:
-        reading = min([place.epoch for place in readers])
-        first = min([max(place.epoch, place.past + 1) for place in readers])
+    reading, first = _read_by(job, readers)
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
         if number > reading + 1:
@@ -92,6 +91,16 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
         if not epoch.settled or any(must_rerun(state, job, epoch, t) for t in epoch.pending.get(slot, ())):
             return None
     return None
+
+
+def _read_by(job: Job, readers: list[Consumer]) -> tuple[int, int]:
+    """(epoch that is read, the first one of which something new is to be computed) where these read a slot."""
+    if job.windowed:
+        return job.reached, job.reached  # the furthest drives
+    if not readers:
+        before = min(job.epochs, default=0) - 1
+        return before, before
+    return min([place.epoch for place in readers]), min([max(place.epoch, place.past + 1) for place in readers])
 
 
 def _newest(state: State, job: Job) -> int:
@@ -246,22 +255,29 @@ def owed_by(state: State, job: Job, number: int, slot: int) -> int:
 
 
 def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
-    """List the tasks that leave nothing over, of one that was leased and of those whose leftovers it takes.
+    """List the tasks that leave nothing over, of one that was leased and of those whose leftovers come to it.
 
-    Whoever reads it has to know: where its states are loaded, it must be the same tasks.
+    Whoever reads it has to know: where its states are loaded, it must be the same tasks. Some of them left nothing to a
+    tail below it, whose reader's state may not be among those.
     """
     epoch = job.epochs[number]
     if job.spec.sharding == "off" or not (round_robin(job) or epoch.alone or epoch.without):
         return []
-    without = {*epoch.alone, *epoch.without.get(task, ())}
-    alone = [task] if epoch.live[task].alone else []
-    for each in state.plan(job, number).task(task).inputs:
+    return ([task] if epoch.live[task].alone else []) + list(_alone_below(state, job, number, task))
+
+
+def _alone_below(state: State, job: Job, number: int, tail: int) -> Iterator[int]:
+    epoch, plan = job.epochs[number], state.plan(job, number)
+    inputs, without = plan.task(tail).inputs, epoch.without.get(tail, ())
+    tails = bool(inputs and plan.task(inputs[0]).inputs)  # all are of one level, and most tasks are no tails
+    for each in inputs:
         live = epoch.live.get(each)
         # In a fixed order it has begun without those that nobody has been dealt yet.
         late = round_robin(job) and not epoch.over(each) and not _was_dealt(job, number, each)
-        if each in without or (live.alone if live is not None else late):
-            alone.append(each)
-    return alone
+        if each in epoch.alone or each in without or (live.alone if live is not None else late):
+            yield each
+        elif tails:
+            yield from _alone_below(state, job, number, each)
 
 
 def _was_dealt(job: Job, number: int, task: int) -> bool:
@@ -390,7 +406,7 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
 def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
     """Whether the slot will get no further task of the epoch. In a fixed order others' reading does not matter.
 
-    Who takes the place of one that left has nothing of epochs that were settled without it.
+    With equal steps, who takes the place of one that left has nothing of epochs that were settled without it.
     """
     length = job.tasks_of(epoch)
     if round_robin(job) and length is not None and not epoch.settled:

@@ -29,7 +29,7 @@ def record(tx: Transaction, job: Job, number: int, consumer: int, tasks: Collect
         tx.emit(ShareUnread(job.name, UnreadShare(number, consumer, len(tasks), elements, why)))
 
 
-def shares(state: State, observed: Observed, job: Job, number: int, now: float) -> list[UnreadShare]:
+def shares(state: State, observed: Observed, job: Job, number: int) -> list[UnreadShare]:
     """List what of an epoch is not read, as far as that is known by now: by nobody, and by those who are not there."""
     found = [share for share in job.unread if share.epoch == number]
     epoch = job.epochs.get(number)
@@ -37,7 +37,9 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
         return found
     grace = state.settings.job_gc_timeout_s
     for consumer, place in sorted(job.consumers.items()):
-        if place.lost_at is not None and place.epoch <= number and not state.may_return(place.lost_at, now):
+        # Who is no longer waited for after a restart is known with a tick, as then others are told so.
+        awaited = place.lost_at is None or (place.lost_at <= state.started and not observed.all_back)
+        if place.epoch <= number and not awaited:
             who = f"process {place.pid} on {place.host or 'another host'}"
             why = f"was lost ({who}), and its part is kept for it for {grace:g} s from then on"
             if place.lingers and place.epoch < number:
@@ -80,9 +82,9 @@ def record_deserted(tx: Transaction, job: Job, number: int) -> None:
         tx.emit(ShareUnread(job.name, share))
 
 
-def told(state: State, observed: Observed, job: Job, number: int, now: float) -> str:
+def told(state: State, observed: Observed, job: Job, number: int) -> str:
     """Word what is not read for those who read the epoch, but for what waits for who may still come."""
-    found = shares(state, observed, job, number, now)
+    found = shares(state, observed, job, number)
     return said(job, [share for share in found if share.why not in (NOT_SEEN, BETWEEN)])
 
 

@@ -121,6 +121,20 @@ class Items:
         chunks = self._made(items) if self._point is None else self._mixed(items)
         return self._numbered(chunks) if self._yields is Cardinality.MANY else chunks
 
+    def missing(self, feed: Feed) -> Feed:
+        """Yield of each array of ``feed`` the units of the items that would be made if they were asked for now."""
+        if self._point is None:
+            yield from feed
+            return
+        for units in feed:
+            wanted = [some for some in self._items(iter([units])) if len(some)]
+            made = [some[self._point.catalog.find(self._keys(some)).block < 0] for some in wanted]
+            items = np.concatenate([np.empty(0, np.int64), *made])
+            if not len(items):
+                continue
+            single = self._yields is not Cardinality.MANY
+            yield items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
+
     # -- items: each called by its first unit --------------------------------------------------------------------------
 
     def _items(self, feed: Feed) -> Feed:

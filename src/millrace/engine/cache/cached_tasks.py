@@ -71,6 +71,16 @@ class TaskItem:
             yield Chunk(chunk.elements, self._context.mixed(), np.arange(count, count + len(chunk)))
             count += len(chunk)
 
+    def missing(self, feed: Feed) -> Feed:
+        """Yield the units of the item, unless it is kept now."""
+        blocks = list(islice(feed, _BLOCKS))
+        more = next(feed, None)
+        if more is None and self._point is not None:
+            head = self._point.catalog.find(_keys(self._key(self._point, blocks), [-1]))
+            if head.block[0] >= 0:
+                return
+        yield from chain(blocks, [] if more is None else [more], feed)
+
     def _unnamed(self, blocks: list[index_streams.Array]) -> Chunks:
         if self._point is None:
             return self._make(iter(blocks))

@@ -84,14 +84,20 @@ class LocalCache:
             self._catalog = None
             warnings.warn(f"cache after {point.label} keeps nothing: {error}", MillraceWarning, stacklevel=2)
 
+    def point(self) -> ActivePoint | None:
+        """Make the point in use, as tasks get it; None: nothing is kept."""
+        if self._catalog is None or self._point is None:
+            return None
+        key = bytes.fromhex(self._fingerprint)
+        return ActivePoint(self._point.node, key, self._point.random, self._catalog)
+
     @contextmanager
     def using(self) -> Iterator[dict[str, Any]]:
         """Open the cache for one task, as arguments of :meth:`Program.run`; keep what it made if the body ends well."""
-        if self._catalog is None or self._store is None or self._point is None:
+        point = self.point()
+        if point is None or self._catalog is None or self._store is None or self._point is None:
             yield {}
             return
-        key = bytes.fromhex(self._fingerprint)
-        point = ActivePoint(self._point.node, key, self._point.random, self._catalog)
         writer = None if self._full else CacheWriter(self._store, self._fingerprint, _UNBOUNDED)
         try:
             yield {"point": point, "writer": writer}

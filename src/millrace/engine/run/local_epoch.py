@@ -17,6 +17,7 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
+from millrace.engine.run.outlook import ComingTask
 from millrace.engine.run.program import Program, Run
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads.final_prefetch import overlapped
@@ -68,7 +69,8 @@ class LocalEpoch:
 
     def expect(self, tasks: Iterable[Task]) -> None:
         """Announce the tasks that run now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
-        self._program.expect(None, [(task, self._number) for task in tasks])
+        point = None if self._reuse is None else self._reuse.point()
+        self._program.expect(None, [ComingTask(task, self._number, self._shape, point) for task in tasks])
 
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
         """Yield chunks of ``task`` without its first ``skip`` outputs; its leftovers go to ``left``."""

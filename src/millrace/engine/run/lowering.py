@@ -213,8 +213,14 @@ class Lowering:
     # -- cache points --------------------------------------------------------------------------------------------------
 
     def _point(self, number: int, node: g.Cache | g.Autocache, feed: Feed, repetition: int) -> Chunks:
-        child = self.graph.id_of(node.inputs[0])
         lowering, inner = self._below_point(number, repetition)
+        return self._items(number, node, repetition, lowering, inner).chunks(feed)
+
+    def _items(
+        self, number: int, node: g.Cache | g.Autocache, repetition: int, lowering: Lowering, inner: int
+    ) -> Items | TaskItem:
+        """Items of a point, made by ``lowering`` in the repetition ``inner``."""
+        child = self.graph.id_of(node.inputs[0])
 
         def make(units: Feed) -> Chunks:
             return lowering.units(child, units, inner)
@@ -222,9 +228,8 @@ class Lowering:
         point, writer = self.task.caching(number)
         context = NodeContext(self.task, number, repetition)
         if not itemised(self.map, child):
-            return TaskItem(lowering.task, number, context, make, point, writer).chunks(feed)
-        items = Items(lowering.task.orders, number, context, make, repetition, inner, point, writer)
-        return items.chunks(feed)
+            return TaskItem(lowering.task, number, context, make, point, writer)
+        return Items(lowering.task.orders, number, context, make, repetition, inner, point, writer)
 
     def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:
         """Lowering of the input of node ``number``, and the repetition there: where elements are reused, the first."""
@@ -361,44 +366,6 @@ class Lowering:
             if empty and node.count is None:
                 return
             turn += 1
-
-
-class Outlook(Lowering):
-    """Positions that a task will ask of its sources, as far as that is seen without running anything.
-
-    Sources below a cache, which may have their elements, or below an operator that deals its feed out are left out; so
-    are tasks that are cut out of others.
-
-    Attributes:
-        feeds: by node id of a source.
-        together: ids of sources of whose feed some arrays are read by turns.
-    """
-
-    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
-        super().__init__(task, graph)
-        self.feeds: dict[int, Feed] = {}
-        self.together: set[int] = set()
-        self._interleaving = False
-        if not (task.task.is_sequence or task.task.is_tail or task.task.parts):
-            self.root()
-
-    def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
-        """Follow the feed down, and yield nothing."""
-        node = self.graph.nodes[number]
-        if isinstance(node, g.Source):
-            if number not in self.feeds and self._interleaving:
-                self.together.add(number)
-            self.feeds.setdefault(number, feed)
-        elif not isinstance(node, (g.Cache, g.Autocache)):
-            super().units(number, feed, repetition)
-        return iter(())
-
-    def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
-        """Follow the stretches down, and yield nothing."""
-        before, self._interleaving = self._interleaving, True
-        self.units(child, stretches, repetition)
-        self._interleaving = before
-        return iter(())
 
 
 _Rule = Callable[[Lowering, int, Any, Feed, int], Chunks]

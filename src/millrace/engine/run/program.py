@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -16,9 +16,9 @@ from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.metrics import Measure, Sizer, Totals
 from millrace.engine.run.endless import EndlessRepeat
-from millrace.engine.run.lowering import INTERLEAVED, Lowering, Outlook
+from millrace.engine.run.lowering import Lowering
+from millrace.engine.run.outlook import ComingTask, Outlook
 from millrace.engine.run.pooled_reads import PooledReads, reads_far
-from millrace.engine.run.reading import foretold
 from millrace.engine.run.task import Budget, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
@@ -40,7 +40,6 @@ from millrace.sources.source import (
     ListingProgress,
     PositionSource,
     SequentialSource,
-    StoredSource,
     ignore_progress,
 )
 from millrace.sources.storage import is_remote
@@ -155,7 +154,7 @@ class Program:
             leftovers=leftovers or {},
             watch=watch,
             owner=owner,
-            reused=self._reused if shape.reused < 0 else {*self._reused, shape.reused},
+            reused=self._reused_in(shape),
             point=point,
             writer=writer,
         )
@@ -167,42 +166,39 @@ class Program:
         stop = piece.start + piece.last if self._exact else piece.stop
         return self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached)
 
-    def expect(self, owner: Hashable, tasks: Iterable[tuple[Task, int]]) -> None:
+    def expect(self, owner: Hashable, tasks: Iterable[ComingTask]) -> None:
         """Announce the tasks that come next, so that their reads of remote stores are under way before.
 
         Args:
             owner: who runs them one after the other, as given to :meth:`run`.
-            tasks: in order, each with its epoch; instead of those announced before.
+            tasks: in order, the one that runs first of all; instead of those announced before.
         """
         if not self._far:
             return
         coming = list(tasks)
         nothing = [Measure() for _ in self.graph.nodes]
+        # What an epoch makes is not all kept before it has ended, so that of the next one too much would be read.
         seen = [
             (
-                (epoch, task.index),
+                (each.epoch, each.task.index),
                 Outlook(
-                    self._task(task, epoch, measures=nothing, operator_threads=self._operator_threads), self._running
+                    self._task(
+                        each.task,
+                        each.epoch,
+                        measures=nothing,
+                        operator_threads=self._operator_threads,
+                        reused=self._reused_in(each.shape),
+                        point=each.point,
+                    ),
+                    self._running,
+                    filled=each.epoch == coming[0].epoch,
                 ),
             )
-            for task, epoch in coming
+            for each in coming
         ]
         for number in self._far:
-            source, reads = cast(StoredSource, self._source(number)), self._reads_of(number)
-            table, starts = self._units.tables[number], self._units.starts.get(number)
-            reads.expect(
-                owner,
-                [
-                    (
-                        key,
-                        foretold(
-                            source, table, each.feeds[number], starts, INTERLEAVED if number in each.together else 1
-                        ),
-                    )
-                    for key, each in seen
-                    if number in each.feeds
-                ],
-            )
+            expected = [(key, each.entries(number)) for key, each in seen if number in each.feeds]
+            self._reads_of(number).expect(owner, expected)
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
@@ -261,6 +257,9 @@ class Program:
         """End the threads. Runs must have been closed before."""
         self._pooled.close()
         self._pool.close()
+
+    def _reused_in(self, shape: RunShape) -> set[int]:
+        return self._reused if shape.reused < 0 else {*self._reused, shape.reused}
 
     def _source(self, number: int) -> PositionSource | SequentialSource:
         with self._lock:

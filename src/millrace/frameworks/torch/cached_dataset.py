@@ -80,13 +80,21 @@ class CachedDataset(Dataset[Any]):
             raise IndexError(f"sample {number} of {length}")
         return number % length
 
-    def fetch_ahead(self, index: int) -> None:
-        """Put a sample into the cache, unless it is there or somebody is fetching it; failures are counted only."""
-        self.cache.fetch_ahead(self.name, index, lambda: self.dataset[index], self._owner)
+    def fetch_ahead(self, index: int) -> bool:
+        """Put a sample into the cache, unless it is there or somebody is fetching it; failures are counted only.
+
+        Returns:
+            Whether it was fetched.
+        """
+        return self.cache.fetch_ahead(self.name, index, lambda: self.dataset[index], self._owner)
 
     def reads(self) -> int:
         """Count the samples that were read through this object and its copies in other processes."""
         return self.cache.reads(self.name, self._owner)
+
+    def missed_s(self) -> float:
+        """Sum the seconds for which reads have waited for samples that the cache did not have yet."""
+        return self.stats().missed_s
 
     def room(self) -> int | None:
         """Estimate how many samples the cache can hold for this rank of those that share it; None: not known yet."""

@@ -1,7 +1,7 @@
 """Process that fetches samples ahead of a training loop.
 
 A :class:`~millrace.frameworks.torch.prefetcher.Prefetcher` starts it as
-``python -m millrace.frameworks.torch.prefetch_process THREADS`` and speaks to it through its pipes.
+``python -m millrace.frameworks.torch.prefetch_process THREADS`` (0: as many as pay) and speaks to it through its pipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     if bundle is None:
         return
     (dataset,) = unpack(bundle)
-    fetching = FetchThreads(dataset, int(sys.argv[1]))
+    fetching = FetchThreads(dataset, int(sys.argv[1]) or None)
     os.write(ready, b"!")
     while (message := receive(words)) is not None:
         if message:

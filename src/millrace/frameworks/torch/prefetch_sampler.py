@@ -22,7 +22,6 @@ from millrace.whole_numbers import whole
 Place = tuple[CachedDataset, int]
 SamplerState = tuple[dict[str, Any] | None, dict[str, Any] | None]
 """States of a sampler and of its iterator."""
-THREADS = 16
 
 
 class PrefetchSampler(Sampler[Any]):
@@ -39,7 +38,7 @@ class PrefetchSampler(Sampler[Any]):
             the ranks of a host that share it take equal parts.
         prefetch_threshold: samples asked for and not yet read, at or below which the next ones are asked for; None:
             as many as are fetched at a time. What a DataLoader's workers have in hand counts as not yet read.
-        threads: fetches at a time.
+        threads: fetches at a time; None: as many as pay, from 16 up to 64 if the loop waits for samples.
         positions: makes an index one of the cached dataset, where millrace can't tell what a dataset in between does.
 
     Raises:
@@ -53,7 +52,7 @@ class PrefetchSampler(Sampler[Any]):
         fetch_size: int | None = None,
         prefetch_threshold: int | None = None,
         *,
-        threads: int = THREADS,
+        threads: int | None = None,
         positions: Callable[[int], int] | None = None,
     ) -> None:
         for name, value, least in (

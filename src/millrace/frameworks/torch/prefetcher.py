@@ -9,6 +9,7 @@ import queue
 import struct
 import subprocess
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -20,12 +21,14 @@ from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, 
 from millrace.errors import ShippingError
 from millrace.frameworks.torch.cached_dataset import CachedDataset
 from millrace.functions.bundles import pack
-from millrace.policies.sample_prefetch import MOST_FETCHED
+from millrace.policies import read_concurrency
+from millrace.policies.read_concurrency import Round
 
 _log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<q")
-_REMEMBERED = 2 * MOST_FETCHED
-"""Samples that are asked for once more if the helper dies: as many may be asked for and not read."""
+MOST_THREADS = 64
+"""Most fetches at a time, where the user has chosen no number: each takes a thread, in two processes."""
+clock = time.perf_counter
 
 Asked = tuple[Sequence[int], int]
 """Indices of samples, in the order in which they will be read, and how many of those asked for are unread by now."""
@@ -37,11 +40,16 @@ class FetchThreads:
 
     Args:
         dataset: whose samples are fetched.
-        count: threads.
+        count: threads; None: as many as pay, found out while the loop waits for samples.
     """
 
-    def __init__(self, dataset: CachedDataset, count: int) -> None:
-        self._dataset, self._count = dataset, count
+    def __init__(self, dataset: CachedDataset, count: int | None) -> None:
+        self._dataset = dataset
+        self._state = read_concurrency.begin(count, MOST_THREADS, said="as threads=... says")
+        self._fetching = 0  # threads that do now
+        self._round = self._fetched = self._peak = 0
+        self._fetch_s = self._waited_s = 0.0
+        self._since = clock()
         self._pending: deque[int] = deque()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -53,14 +61,18 @@ class FetchThreads:
             self._pending.extend(indices)
             for _ in range(len(self._pending) - unread):  # the loop came first, and got them itself
                 self._pending.popleft()
-            try:
-                while len(self._threads) < min(self._count, len(self._pending)):
-                    thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-            except (RuntimeError, MemoryError) as error:  # the next request tries again
-                _log.warning("%d threads fetch samples ahead, and not %d: %s", len(self._threads), self._count, error)
+            self._start_more()
             self._changed.notify(len(indices))
+
+    def _start_more(self) -> None:
+        try:
+            while len(self._threads) < min(self._state.level, self._fetching + len(self._pending)):
+                thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except (RuntimeError, MemoryError) as error:  # the next request tries again
+            most = self._state.level
+            _log.warning("%d threads fetch samples ahead, and not %d: %s", len(self._threads), most, error)
 
     def forget(self) -> list[int]:
         """Fetch nothing more of what was not begun, and return it."""
@@ -72,11 +84,31 @@ class FetchThreads:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closed)
+                self._changed.wait_for(lambda: self._closed or (self._pending and self._fetching < self._state.level))
                 if self._closed:
                     return
-                index = self._pending.popleft()
-            self._dataset.fetch_ahead(index)
+                index, number, began = self._pending.popleft(), self._round, clock()
+                self._fetching += 1
+                self._peak = max(self._peak, self._fetching)
+            fetched = self._dataset.fetch_ahead(index)
+            with self._changed:
+                self._fetching -= 1
+                if fetched and number == self._round and not self._closed:
+                    self._learn(clock(), began)
+
+    def _learn(self, now: float, began: float) -> None:
+        """Note a fetch; after a round of them, let more or fewer go on at a time."""
+        self._fetched += 1
+        self._fetch_s += now - began
+        if not self._state.adapts or 2 * self._fetched < self._state.level:
+            return
+        waited_s = self._dataset.missed_s()
+        seen = Round(self._fetch_s / self._fetched, self._peak, now - self._since, waited_s - self._waited_s)
+        self._state = read_concurrency.step(self._state, seen)
+        self._round, self._since, self._waited_s = self._round + 1, now, waited_s
+        self._fetched, self._fetch_s, self._peak = 0, 0.0, self._fetching
+        self._start_more()
+        self._changed.notify_all()
 
     def close(self) -> None:
         """End the threads; fetches that were begun go on to their end without being waited for."""
@@ -95,10 +127,10 @@ class Prefetcher:
 
     Args:
         dataset: whose samples are fetched.
-        threads: that fetch at a time.
+        threads: that fetch at a time; None: as many as pay.
     """
 
-    def __init__(self, dataset: CachedDataset, threads: int) -> None:
+    def __init__(self, dataset: CachedDataset, threads: int | None) -> None:
         self._words: queue.SimpleQueue[Word] = queue.SimpleQueue()
         feeder = threading.Thread(
             target=_feed, args=(self._words, dataset, threads), name="millrace-prefetch-feeder", daemon=True
@@ -136,10 +168,10 @@ class _Helper:
     Args:
         words: gets ``ready`` once the process can fetch, and ``ended`` after that.
         dataset: whose samples it fetches.
-        threads: that fetch at a time.
+        threads: that fetch at a time; None: as many as pay.
     """
 
-    def __init__(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+    def __init__(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int | None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._closed = threading.Event()
@@ -148,8 +180,8 @@ class _Helper:
         )
         self._thread.start()
 
-    def _run(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
-        module, arguments = f"{__package__}.prefetch_process", [str(threads)]
+    def _run(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int | None) -> None:
+        module, arguments = f"{__package__}.prefetch_process", [str(threads or 0)]
         try:
             bundle = pack([dataset], ["CachedDataset"])
             process = spawn(arguments, worker=True, module=module, stdout=subprocess.PIPE)
@@ -191,8 +223,7 @@ class _Helper:
         if self._process is not None:
             if not self._ready:  # it may take seconds to import what it needs, and doesn't listen meanwhile
                 kill(self._process)
-            with contextlib.suppress(OSError):  # what it was not sent any more
-                hang_up(self._process)
+            hang_up(self._process)
         self._thread.join()
 
 
@@ -208,16 +239,18 @@ def receive(pipe: IO[bytes]) -> bytes | None:
     return pipe.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
 
 
-def _feed(words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+def _feed(words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int | None) -> None:
     """Pass on what is asked for, to the threads or to the helper; the thread of a :class:`Prefetcher`."""
     here = FetchThreads(dataset, threads)
     helper = _Helper(words, dataset, threads)
     fetching: FetchThreads | _Helper = here
-    asked: deque[int] = deque(maxlen=_REMEMBERED)
+    asked: deque[int] = deque()  # and not read yet: of others a cache may have let go, for what is still to be read
     while True:
         word, samples = words.get()
         if word == "ask" and samples is not None:
             asked.extend(samples[0])
+            for _ in range(len(asked) - samples[1]):
+                asked.popleft()
             fetching.ask(*samples)
         elif word == "forget":
             asked.clear()

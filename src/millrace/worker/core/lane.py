@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import msgspec
 
 from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import LaneReport
 from millrace.worker.core.outbox import TaskKey, key_of
 from millrace.worker.core.run_state import Stop, TaskRun
@@ -22,8 +23,7 @@ class Lane:
         job: name of the job.
         slot: number of the slot.
         audience: the readers of the slot.
-        in_order: the readers read tasks in plan order.
-        sharing: of the job, see :class:`~millrace.protocol.job_spec.JobSpec`.
+        spec: of the job.
         now: in seconds.
 
     Attributes:
@@ -40,9 +40,8 @@ class Lane:
         job: str,
         slot: int,
         audience: Iterable[int],
+        spec: JobSpec,
         *,
-        in_order: bool,
-        sharing: str,
         now: float,
     ) -> None:
         self.number = number
@@ -50,11 +49,10 @@ class Lane:
         self.slot = slot
         self.pending: list[msg.LeaseTask] = []
         self.run: TaskRun | None = None
-        kind = WindowBuffer if sharing == "window" else SlotBuffer
-        self.buffer: SlotBuffer = kind(0, audience, in_order=in_order)
-        self.shared = bool(sharing)
+        self.buffer = _buffer_of(spec, audience)
+        self.shared = bool(spec.sharing)
         self.closed = False
-        self._in_order = in_order
+        self._in_order = spec.deterministic
         self._began = now
         self._filled_since: float | None = None
         self._computed_s = self._filled_s = 0.0
@@ -72,8 +70,7 @@ class Lane:
             self.run.stop = Stop.RETURN
             return False
         self.pending = [each for each in self.pending if each.lease != lease]
-        if self.buffer.has(key, lease):
-            self.buffer.forget(key)
+        self.buffer.revoke(key, lease)
         return True
 
     def forget(self, key: TaskKey) -> None:
@@ -100,7 +97,7 @@ class Lane:
     def drop(self, leases: Container[int]) -> None:
         """Drop leases that are not this worker's any more; nobody wants to hear of them."""
         self.pending = [each for each in self.pending if each.lease not in leases]
-        for key in [key for key, task in self.buffer.tasks.items() if task.finished and task.lease in leases]:
+        for key in [task.key for task in self.buffer.ended() if task.lease in leases]:
             self.buffer.forget(key)
         if self.run is not None and self.run.lease.lease in leases:
             self.run.stop = Stop.FORGET
@@ -115,11 +112,10 @@ class Lane:
         held = [msg.HeldTask(each.ref, each.lease, self.slot) for each in self.pending]
         if self.run is not None:
             held.append(msg.HeldTask(self.run.lease.ref, self.run.lease.lease, self.slot))
-        for (epoch, task), kept in self.buffer.tasks.items():
-            if kept.finished:
-                ref = msg.TaskRef(self.job, epoch, task)
-                end = kept.end, leftovers(ref), kept.nothing, kept.left_out
-                held.append(msg.HeldTask(ref, kept.lease, self.slot, True, *end))
+        for kept in self.buffer.ended():
+            ref = msg.TaskRef(self.job, *kept.key)
+            end = kept.end, leftovers(ref), kept.nothing, kept.left_out
+            held.append(msg.HeldTask(ref, kept.lease, self.slot, True, *end))
         return held
 
     def close(self) -> None:
@@ -189,9 +185,17 @@ class Lane:
             now - self._began,
             max(0.0, self._computed_s + running_s - blocked_s),
             self._filled_s + filled_s,
+            self.buffer.hits,
         )
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs or waits, and no reader lacks anything that is kept."""
         return self.run is None and not self.pending and self.buffer.idle
+
+
+def _buffer_of(spec: JobSpec, audience: Iterable[int]) -> SlotBuffer:
+    """Make the buffer of a slot of such a job; it has no room until it is resized."""
+    if spec.sharing == "window":
+        return WindowBuffer(0, audience, window=spec.window_bytes or None, in_order=spec.deterministic)
+    return SlotBuffer(0, audience, in_order=spec.deterministic)

@@ -32,6 +32,7 @@ class TaskBuffer:
         skipped: elements that ``on_error`` left out.
         changed: for a task that was run before, a file of its source that was written since it was listed.
         spared: no reader lacks anything that can come.
+        shown: one past the last output that some reader was sent.
     """
 
     key: TaskKey
@@ -45,6 +46,7 @@ class TaskBuffer:
     nothing: bool = False
     left_out: int = 0
     spared: bool = False
+    shown: int = 0
 
     @property
     def first(self) -> int:
@@ -69,6 +71,7 @@ class ReaderCursor:
         told: one past the last output that it was sent on that connection, or had before, or was told to do without.
         done: the reader has all that can come.
         spared: likewise, or it will read no further, says the dispatcher of this reader alone.
+        shown: one past the last output that the reader was sent, on whatever connection.
     """
 
     task: TaskBuffer
@@ -79,6 +82,7 @@ class ReaderCursor:
     done: bool = False
     told: int = 0
     spared: bool = False
+    shown: int = 0
 
     def spare(self) -> None:
         """Let the reader have no more, though others do."""
@@ -141,6 +145,7 @@ class ReaderOutbox:
         reading: the epoch that the reader asked for last; -1: none yet.
         peer: the reader's connection; None: there is none.
         credit: what may be sent on it.
+        hits: outputs that the reader was sent after another one.
     """
 
     def __init__(self, reader: int, *, in_order: bool = False, skips: bool = False) -> None:
@@ -149,6 +154,7 @@ class ReaderOutbox:
         self.reading = -1
         self.peer: Peer | None = None
         self.credit = SendCredit()
+        self.hits = 0
         self._in_order = in_order
         self._skips = skips
         self._asked: dict[TaskKey, tuple[int, int]] = {}  # leases asked for before they came, and from which output on
@@ -161,8 +167,12 @@ class ReaderOutbox:
             self._asked.pop(task.key, None)
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:
-        """Have the outputs of this lease sent from ``start`` on; the reader has those before."""
+        """Have the outputs of this lease sent from ``start`` on; the reader has those before.
+
+        If its credit does not suffice that is said once more: it may let in what it is only to compare.
+        """
         self.reading = key[0]
+        self.credit.say_again()
         cursor = self.cursors.get(key)
         if cursor is None or cursor.task.lease != lease:
             # The dispatcher tells both sides at once; the reader may be the faster. It reads one epoch at a time.
@@ -192,12 +202,15 @@ class ReaderOutbox:
         task = cursor.task
         return Skipped(*task.key, task.lease, upto) if self._skips and cursor.told < upto else None
 
-    @staticmethod
-    def sent(parcel: Parcel) -> None:
+    def sent(self, parcel: Parcel) -> None:
         """Note that ``parcel``, from :meth:`next`, is on its way."""
-        parcel.cursor.sent += parcel.share is not None
-        parcel.cursor.end_sent = parcel.header.last
-        parcel.cursor.told = max(parcel.cursor.told, parcel.header.index + parcel.header.count)
+        cursor, end = parcel.cursor, parcel.header.index + parcel.header.count
+        cursor.sent += parcel.share is not None
+        cursor.end_sent = parcel.header.last
+        cursor.told = max(cursor.told, end)
+        if cursor.shown < end <= cursor.task.shown:
+            self.hits += parcel.header.count
+        cursor.shown, cursor.task.shown = max(cursor.shown, end), max(cursor.task.shown, end)
 
     def attach(self, peer: Peer | None) -> Peer | None:
         """Replace the connection, by none perhaps, so that the reader has to ask again; return the one before."""
@@ -245,6 +258,11 @@ class SendCredit:
         """Add so many bytes, of such a share."""
         self.left += max(count, 0)
         self.share = share
+
+    def say_again(self) -> None:
+        """Forget that it was said what the next message needs."""
+        if not self.left:
+            self._said = 0
 
     def void(self) -> None:
         """Forget all: the connection is another one."""

@@ -38,6 +38,7 @@ class SlotBuffer:
         self._since: dict[int, int] = {}  # by reader, the first epoch that it reads, where that is not the first
         self._read_out: dict[TaskKey, int] = {}  # leases that were read to their ends and are not forgotten
         self._epoch_bytes: dict[int, int] = {}
+        self._hits = 0  # of readers that have left
         self._reading = -1  # the epoch that the slowest reader asked for last
         for reader in audience:
             self.join(reader)
@@ -62,7 +63,8 @@ class SlotBuffer:
 
     def leave(self, reader: int) -> None:
         """Remove a reader for good: what it alone lacked is freed."""
-        del self.outboxes[reader], self._since[reader]
+        self._hits += self.outboxes.pop(reader).hits
+        del self._since[reader]
         self._reading = min([each.reading for each in self.outboxes.values()], default=-1)
         for task in list(self.tasks.values()):
             self._free(task)
@@ -117,15 +119,20 @@ class SlotBuffer:
                 self._let_go(outbox, key)
         task.spared = all(outbox.cursors[key].done for outbox in self.outboxes.values())
 
+    @property
+    def ahead(self) -> int:
+        """Bytes that may be kept of what is still lacked."""
+        return self.limit
+
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.
 
-        What is computed ahead for later epochs has half of the buffer: nobody reads it before the epoch that is being
+        What is computed ahead for later epochs has half of that: nobody reads it before the epoch that is being
         read is over, so it must leave room for tasks of that one that come back.
         """
         lacked = self._lacked_bytes(epoch)
         held = sum(count for number, count in lacked.items() if number <= epoch)
-        limit = self.limit // 2 if epoch > self._reading else self.limit - (sum(lacked.values()) - held)
+        limit = self.ahead // 2 if epoch > self._reading else self.ahead - (sum(lacked.values()) - held)
         return held == 0 or held + size <= limit
 
     def _lacked_bytes(self, epoch: int) -> dict[int, int]:
@@ -190,6 +197,15 @@ class SlotBuffer:
             for outbox in self.outboxes.values():
                 del outbox.cursors[key]
 
+    def ended(self) -> list[TaskBuffer]:
+        """List the tasks that ran to their ends and are not forgotten."""
+        return [task for task in self.tasks.values() if task.finished]
+
+    def revoke(self, key: TaskKey, lease: int) -> None:
+        """Drop a task, if what is kept of it is of this lease."""
+        if any(task.key == key and task.lease == lease for task in self.ended()) or self.has(key, lease):
+            self.forget(key)
+
     def resize(self, limit: int) -> None:
         """Keep at most so many bytes from now on."""
         self.limit = limit
@@ -211,6 +227,11 @@ class SlotBuffer:
     def waiting(self) -> bool:
         """Whether a reader would take more at once."""
         return any(outbox.waiting for outbox in self.outboxes.values())
+
+    @property
+    def hits(self) -> int:
+        """Number of outputs that a reader was sent after another one."""
+        return self._hits + sum(outbox.hits for outbox in self.outboxes.values())
 
     @property
     def message_bytes(self) -> int:

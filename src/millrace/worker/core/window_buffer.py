@@ -11,19 +11,23 @@ from millrace.worker.core.worker_inputs import OutputMessage
 
 
 class WindowBuffer(SlotBuffer):
-    """A slot buffer that keeps the newest messages, at most ``window`` bytes of them, whoever has them.
+    """A slot buffer that keeps the newest messages, whoever has them.
 
     Messages are numbered in the order in which they were put in, over all tasks. A reader's *mark* is the first one
     kept that it lacks, and the reader with the highest mark is the *furthest*. A run waits for that one alone: room is
     made by dropping the oldest message, if it lies before the highest mark. So the furthest reader gets everything, and
     whoever still lacked what is dropped is told how far to go on (:class:`millrace.protocol.data_messages.Skipped`).
 
+    What lies before the highest mark is the *window*. Runs leave room for it: what the furthest lacks has half of the
+    buffer, or more if the window is to be smaller. Else a worker that computes faster than anybody reads would fill the
+    buffer with that, and drop each message as soon as one reader has it, so that readers of one speed shared nothing.
+
     A reader that reads an epoch lacks nothing of those before it.
 
     Args:
         limit: in bytes.
         audience: the readers of the slot.
-        window: bytes that messages which the furthest reader has may fill up to; None: ``limit``.
+        window: bytes that the furthest reader has and are kept for others; None: what it lacks leaves of ``limit``.
         in_order: see :class:`ReaderOutbox`.
     """
 
@@ -143,7 +147,7 @@ class WindowBuffer(SlotBuffer):
         """Note that these readers, or all, lack no outputs of the task, and may not take them from this run."""
         super().spare(key, readers)
         task = self.tasks.get(key)
-        if task is not None and task.spared:
+        if task is not None and not readers:
             for number in list(self._numbers[key]):
                 self._drop(number)
             self._settle(task)
@@ -161,6 +165,16 @@ class WindowBuffer(SlotBuffer):
             if number >= self._mark:
                 self._count_lacked(key[0], -task.messages[at - task.freed].size)
         super().forget(key)
+
+    def ended(self) -> list[TaskBuffer]:
+        """List the tasks that ran to their ends and are not forgotten, be anything of them kept or not."""
+        return [*super().ended(), *self._settled.values()]
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that may be kept of what the furthest reader lacks."""
+        half = self.limit // 2
+        return self.limit - (half if self._window is None else min(self._window, half))
 
     def resize(self, limit: int) -> None:
         """Keep at most so many bytes from now on."""
@@ -257,12 +271,17 @@ class WindowBuffer(SlotBuffer):
         else:
             self._lacked.pop(epoch, None)
 
+    @property
+    def _overfull(self) -> bool:
+        """Whether more is kept than there is room for, or more than the window has of what the furthest reader has."""
+        behind = self.bytes - sum(self._lacked.values())
+        return self.bytes > self.limit or (self._window is not None and behind > self._window)
+
     def _trim(self) -> bool:
         """Drop the oldest messages that the furthest reader has, as long as there are too many; whether there were."""
-        most = self.limit if self._window is None else min(self._window, self.limit)
         count = len(self._kept)
         while self._oldest < self._next and (
-            self._oldest not in self._kept or (self.bytes > most and self._oldest < self._mark)
+            self._oldest not in self._kept or (self._overfull and self._oldest < self._mark)
         ):
             self._oldest += 1
             if self._oldest - 1 in self._kept:
@@ -320,5 +339,4 @@ class WindowBuffer(SlotBuffer):
             first = min((number for number in self._kept if self._lacks(outbox, number)), default=self._next)
             assert max(self._marks[reader], self._oldest) <= first
             assert not any(self._marks[reader] <= number < first for number in self._kept)
-        most = self.limit if self._window is None else min(self._window, self.limit)
-        assert self.bytes <= most or self._oldest >= self._mark, "more is kept than has room"
+        assert not self._overfull or self._oldest >= self._mark, "more is kept than has room"

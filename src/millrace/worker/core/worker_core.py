@@ -12,7 +12,7 @@ import msgspec
 
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
-from millrace.protocol.group_messages import Audience
+from millrace.protocol.group_messages import Audience, DropLeftovers
 from millrace.protocol.reports import Told
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
@@ -126,8 +126,8 @@ class WorkerCore:
                 self._lease(message)
             case msg.RevokeTask(ref=ref, lease=lease):
                 self._revoke(ref, lease)
-            case msg.ForgetTasks(refs=refs):
-                self._forget(refs)
+            case msg.ForgetTasks() | DropLeftovers():
+                self._forget(message)
             case msg.OutputsReceived():
                 self._spare(message)
             case msg.ProbeAck():
@@ -171,11 +171,11 @@ class WorkerCore:
             self.leftovers.drop(lambda _, left: left.lease == lease)  # it may just have finished
             self.control.tell(msg.TaskReturned(ref, lease))
 
-    def _forget(self, refs: list[msg.TaskRef]) -> None:
-        for ref in refs:
+    def _forget(self, message: msg.ForgetTasks | DropLeftovers) -> None:
+        for ref in message.refs if isinstance(message, msg.ForgetTasks) else ():
             for lane in self._lanes_of(ref.job):
                 lane.forget(key_of(ref))
-        self.leftovers.drop(lambda ref, _: ref in refs)
+        self.leftovers.drop(lambda ref, _: ref in message.refs)
 
     def _spare(self, message: msg.OutputsReceived) -> None:
         for ref in message.refs:
@@ -266,8 +266,7 @@ class WorkerCore:
         if lane is None:
             self._numbers += 1
             audience = audience_of(job, slot)
-            in_order, sharing = job.spec.deterministic, job.spec.sharing
-            lane = Lane(self._numbers, job.job, slot, audience, in_order=in_order, sharing=sharing, now=self._now)
+            lane = Lane(self._numbers, job.job, slot, audience, job.spec, now=self._now)
             for reader, since in self._members.get(job.job, {}).items():
                 lane.buffer.join(reader, since)
             self.lanes[job.job, slot] = self.control.lanes[lane.number] = lane

@@ -100,8 +100,8 @@ class OutputMessage(msgspec.Struct, frozen=True):
         return cls(index, 1, [], sum([share.size for share in shares]), shares)
 
     def share(self, reader: int) -> Share:
-        """Return what a reader gets of it."""
-        return self.shares[reader] if self.shares else Share(self.buffers, self.size)
+        """Return what a reader gets of it; of members of a group those of one rank get the same."""
+        return self.shares[reader % len(self.shares)] if self.shares else Share(self.buffers, self.size)
 
 
 class Enter(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.caching.profiling import look_at, measures, profile_of, tasks_ended
+from millrace.control.caching.profiling import look_at, measures, profile_of, tasks_ended, telling
 from millrace.control.state.observed import CacheObservation
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
@@ -140,3 +140,23 @@ def test_tasks_are_counted_when_they_end():
     assert 0 < done < 8
     service.run()
     assert tasks_ended(job) >= 8
+
+
+def test_a_group_is_as_fast_as_its_fastest_member_and_has_its_workers_for_itself():
+    service = Service(FakePlan(8))
+    service.points = POINTS
+    service.add_worker("w0", host="here", cores=8)
+    for number, batch_s in enumerate((0.5, 0.1)):
+        service.join(f"c{number}", f"job{number}", structure=STRUCTURE, sharing="lockstep")
+        said = msg.ConsumerReport(0, batches=500, batch_time_s=batch_s, wait_s=batch_s / 2)
+        service.say(inp.ConsumerSaid(f"c{number}", said))
+    service.plan_tasks(service.workers["w0"])
+    (job,) = service.state.jobs.values()
+    look = look_at(service.observed, job)
+    assert look is not None
+    assert (look.batch_s, look.wait_s) == (0.1, 0.05)
+    assert list(telling(service.observed, job)) == [1]
+    worked(service, "w0", 400, job=job.name)
+    profile = profile_of(service.state, service.observed, job, CacheObservation())
+    assert profile is not None
+    assert profile.workers == 1

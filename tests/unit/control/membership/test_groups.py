@@ -36,6 +36,7 @@ def test_jobs_are_alike_whatever_they_are_called_and_however_long_they_read(fiel
         {"visitation": "at_most_once"},
         {"tasks": 3},
         {"sharing": "window"},
+        {"window_bytes": 1 << 20},
         {"arrays": ("digest",)},
     ],
 )
@@ -56,7 +57,7 @@ def service():
 
 
 def join(service, client, name, **fields):
-    return service.join(client, name, sharing="lockstep", **fields)
+    return service.join(client, name, **{"sharing": "lockstep", **fields})
 
 
 def group(service):
@@ -147,7 +148,8 @@ def test_who_was_away_for_too_long_is_told_to_go_on_from_its_state(service):
     assert list(group(service).consumers) == [1]
     one.spec = msgspec.structs.replace(one.spec, name=one.joined.job)  # as consumers have it once they have joined
     service.rejoin(one)
-    assert "load its state" in one.failure.message
+    assert one.failure.kind == "DetachedError"
+    assert "they have gone on without it" in one.failure.message
 
 
 def look(service, one, other, *, other_waits=False):
@@ -207,13 +209,36 @@ def test_nobody_is_detached_who_has_all_that_the_others_have(service):
         ({"num_consumers": 2}, "jobs of one consumer each"),
         ({"sharding": "off", "visitation": "zero_once_or_more"}, "a sharding"),
         ({"target_workers": "local"}, "workers of the service"),
+        ({"sharing": "window"}, "skips elements, so Visitation.EXACTLY_ONCE cannot be kept"),
+        ({"sharing": "window", "visitation": "at_most_once", "num_consumers": 2}, "jobs of one consumer each"),
+        ({"sharing": "window", "visitation": "at_most_once", "window_bytes": -1}, "window_bytes is at least 1"),
+        ({"window_bytes": 1}, "say sharing=Sharing.WINDOW"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(service, fields, text):
     assert text in join(service, "c0", "one", **fields).failure.message
 
 
+@pytest.mark.parametrize("visitation", ["at_most_once", "zero_once_or_more"])
+def test_with_a_window_elements_may_be_skipped_and_counted_or_made_up_for(service, visitation):
+    assert join(service, "c0", "one", sharing="window", visitation=visitation).failure is None
+
+
 def test_words_about_different_readers_are_not_joined():
     ref = msg.TaskRef("a", 0, 0)
     said: list[Action] = [SendToWorker("w", msg.OutputsReceived([ref], readers)) for readers in ([1], [1], [2])]
     assert merged(said) == [SendToWorker("w", msg.OutputsReceived([ref, ref], [1])), said[2]]
+
+
+def test_a_group_that_begins_anew_is_not_blamed_for_what_its_former_members_did(service):
+    one, other = held_up(service)
+    for _ in range(10):
+        look(service, one, other)
+    for peer in (one, other):
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    one, other = join(service, "c2", "one"), join(service, "c3", "other")
+    service.work(read=False)
+    service.read(one, service.readable(one)[0])
+    for _ in range(10):
+        look(service, one, other)
+    assert len(group(service).consumers) == 2

@@ -149,6 +149,8 @@ class Ranks:
 )
 # Many tasks run again for what they leave over, and wait until their tail is dealt.
 @example(seed=39334, plan=(9, 3), kind="static in order", counts=[1, 1], anew=True)
+# A tail of tails was read without what was dropped below, and nobody says the state of the lower tail's reader.
+@example(seed=13737, plan=(13, 4), kind="deterministic", counts=[3, 1], anew=False)
 def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, counts, anew):
     """With as many or other numbers of consumers, at the same service or another, while workers die and ranks leave.
 
@@ -297,6 +299,26 @@ def test_a_tail_that_had_begun_takes_what_it_took_though_nobody_reads_that_any_m
     del service.consumers[goes.client]
     service.run()
     assert stays.got == ["6a+6b", "8a+8b", "2c+5c"]
+
+
+def test_who_reads_a_tail_of_tails_says_what_left_nothing_to_the_tails_below():
+    """As nobody else may: here who read the lower one leaves, and who comes in its place has read nothing."""
+    service = Service(FakePlan(4, 2))  # task 6 takes what tails 2 and 5 leave, and 5 what 3 and 4 do
+    service.add_worker("w0")
+    kind: dict[str, Any] = {"deterministic": True, "num_consumers": 4}
+    peers = [service.join(f"c{rank}", consumer=rank, **kind) for rank in range(4)]
+    service.plan_tasks(service.workers["w0"])
+    for rank in (3, 1):
+        service.say(inp.ConsumerSaid(f"c{rank}", msg.LeaveJob()))
+        del service.consumers[f"c{rank}"]
+        service.run()
+    assert (peers[1].complete, peers[2].complete) == ([1, 5], [2, 6])
+    peers[1] = service.join("z", consumer=1, **kind)
+    states = states_of(service, peers)
+    outputs = [output for peer in peers for output in peer.got]
+    [peer] = loads(service, states, 1, deterministic=True)
+    service.run()
+    assert elements(outputs + peer.got) == elements_of(4)
 
 
 def test_reads_that_are_told_at_once_lose_none_of_what_is_said_with_them():

@@ -46,6 +46,7 @@ class Trainer:
         self.busy_s: dict[str, float] = defaultdict(float)
         self.client = f"{job}-reader"
         self.peer = self.service.join(self.client, job, **spec)
+        self.job = self.peer.joined.job  # which is another where jobs share
         self.settle()
 
     @property
@@ -72,8 +73,8 @@ class Trainer:
             worker = self.service.workers[retiring.id]
             for lease in list(worker.leases):
                 self.service.finish(worker, lease)
-            for job, _, task in list(worker.unread):
-                self.service.read(self.service.consumers[f"{job}-reader"], task)
+            for _, _, task in list(worker.unread):
+                self.service.read(self.peer, task)
         for name in [name for name, worker in self.service.state.workers.items() if worker.released]:
             self.service.kill(name)
 
@@ -270,3 +271,22 @@ def test_a_group_does_not_wait_for_a_member_that_has_read_nothing_to_know_how_ma
     group, alone = sorted(service.state.jobs.values(), key=lambda job: not job.spec.sharing)
     assert counted(group, readings, 2) == readings
     assert counted(alone, readings, 2) == []
+
+
+class Beside(Trainer):
+    """A trainer in a group, beside a member that is a hundred times slower and never waits."""
+
+    def beat(self, seconds: float = BEAT_S) -> None:
+        count = self.beats + 1
+        if count == 1:
+            self.service.join("slow", "slow", sharing="lockstep")
+        pace = Pace(count, count * BEAT_S, 0.0)
+        report = msg.ConsumerReport(0, pace=pace, arrived=count + 100, queue_elements=100.0)
+        self.service.say(inp.ConsumerSaid("slow", report))
+        super().beat(seconds)
+
+
+def test_a_group_gets_as_many_workers_as_its_fastest_member_would_alone():
+    alone = Trainer(0.05, 0.4, sharing="lockstep").run()
+    assert alone[-1] >= 7
+    assert Beside(0.05, 0.4, sharing="lockstep").run() == alone

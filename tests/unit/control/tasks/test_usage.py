@@ -121,3 +121,22 @@ def test_old_epochs_are_added_up():
     found = spent(service)
     assert len(found) == 100
     assert sum(workers for workers, _ in found.values()) == pytest.approx(250, abs=1)
+
+
+def test_of_jobs_that_shared_and_are_gone_the_last_are_told_apart_and_old_epochs_of_the_others_added_up():
+    service = Service(FakePlan(None))
+    service.add_worker("w0")
+    stays = service.join("x", "stays", sharing="lockstep")
+    service.plan_tasks(service.workers["w0"])
+    service.tick(0.0)
+    for number in range(250):
+        service.join("y", f"goes-{number}", sharing="lockstep")
+        service.tick(1.0)
+        service.say(inp.ConsumerSaid("y", msg.LeaveJob()))
+        del service.consumers["y"]
+        service.begin(stays)
+    [group] = service.observed.groups.values()
+    assert [name for name in group.spent if name.startswith("goes")] == [f"goes-{n}" for n in range(149, 250)]
+    assert len(group.spent["stays"]) == len(group.spent[""]) == 100
+    total = sum(each.worker_s for epochs in group.spent.values() for each in epochs.values())
+    assert total == pytest.approx(250, abs=1)

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.worker.core.worker_driver import CoreDriver
 
 from millrace.protocol import messages as msg
-from millrace.protocol.data_messages import Read, Received
+from millrace.protocol.data_messages import Read, Received, Short
 from millrace.protocol.group_messages import Audience
 from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core import worker_actions as act
@@ -77,3 +77,38 @@ def test_who_connects_before_the_worker_has_heard_of_it_tries_again(driver):
     driver.heard(Audience("a", {0: 0, 1: 0, 2: 0}))
     driver.connect("again", 2)
     assert driver.taken(act.HangUp) == []
+
+
+def test_what_a_member_is_sent_after_another_one_is_counted_once(driver):
+    lane = driver.lease(0, 1)
+    driver.begin(lane)
+    read(driver, "c0", 0)
+    driver.put(lane, 0, 10)
+    assert hits(driver) == 0
+    read(driver, "c1", 1)
+    driver.put(lane, 1, 10)
+    assert hits(driver) == 2, "of both outputs the second time that one was sent"
+    read(driver, "again", 1)
+    driver.sent()
+    assert hits(driver) == 2, "what is sent once more to the same member is no hit"
+    driver.heard(Audience("a", {0: 0}))
+    assert hits(driver) == 2
+
+
+def hits(driver):
+    return driver.core.lanes["a", 0].report(driver.now).hits
+
+
+def test_who_reads_a_task_anew_hears_again_what_its_credit_lacks(driver):
+    lane = driver.lease(0, 1)
+    driver.begin(lane)
+    driver.connect("c0", 0, credit=0)
+    driver.say("c0", Read(0, 0, 1))
+    driver.put(lane, 0, 10)
+    assert [each.size for each in shorts(driver)] == [10]
+    driver.say("c0", Read(0, 0, 1))
+    assert [each.size for each in shorts(driver)] == [10]
+
+
+def shorts(driver):
+    return [each.header for each in driver.taken(act.Send) if isinstance(each.header, Short)]

@@ -5,17 +5,18 @@ from tests.unit.worker.core.worker_driver import CoreDriver
 
 from millrace.protocol import messages as msg
 from millrace.protocol.data_messages import Credit, Read, Received, Skipped
-from millrace.protocol.group_messages import Audience
+from millrace.protocol.group_messages import Audience, DropLeftovers
 from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
 
 
-@pytest.fixture
-def driver():
-    """A worker that has room for 100 bytes, and a group of two members."""
+@pytest.fixture(params=[0])
+def driver(request):
+    """A worker that has room for 100 bytes, and a group of two members, whose window has so many of these."""
     driver = CoreDriver(100, "of one")
-    driver.heard(msg.OpenJob("a", JobSpec("a", b"", "bundle", sharing="window"), 1, "tables"))
+    spec = JobSpec("a", b"", "bundle", sharing="window", window_bytes=request.param)
+    driver.heard(msg.OpenJob("a", spec, 1, "tables"))
     driver.heard(Audience("a", {0: 0, 1: 0}))
     return driver
 
@@ -55,11 +56,21 @@ def test_a_run_waits_for_the_furthest_alone_and_the_slow_one_hears_what_it_misse
     assert driver.core.held(), "but it is here for who comes late"
 
 
+@pytest.mark.parametrize("driver", [50], indirect=True)
+def test_a_window_has_the_bytes_that_the_job_says(driver):
+    lane = begin(driver, 1000, 0)
+    for index in range(3):
+        driver.put(lane, index, 40)
+        driver.say("fast", Received(0, 0, index + 1))
+    driver.say("slow", Credit(80))
+    assert heard(driver, "slow") == [("skip", 2), 2]
+
+
 def test_a_run_blocks_until_the_furthest_has_what_there_is(driver):
     lane = begin(driver, 1000, 1000)
-    driver.put(lane, 0, 40)
-    driver.put(lane, 1, 40)
-    assert driver.put(lane, 2, 40) is None
+    driver.put(lane, 0, 25)
+    driver.put(lane, 1, 25)
+    assert driver.put(lane, 2, 25) is None
     driver.say("slow", Received(0, 0, 1))
     assert isinstance(driver.answer(), act.GoOn), "whoever is furthest"
 
@@ -104,3 +115,32 @@ def test_who_asks_for_what_is_gone_is_told_so_and_nobody_runs_it_again(driver):
     driver.say("again", Read(0, 0, 1))
     assert heard(driver, "again") == [("skip", 2), 2, 3]
     assert driver.told() == []
+
+
+def test_a_task_of_which_nothing_is_kept_is_held_until_it_is_revoked_or_forgotten(driver):
+    lane = begin(driver, 1000, 1000)
+    for index in range(2):
+        driver.put(lane, index, 25)
+    driver.finish(lane, 2)
+    for peer in ("fast", "slow"):
+        driver.say(peer, Received(0, 0, 2, complete=True))
+    other = driver.lease(1, 2)
+    driver.begin(other)
+    for peer in ("fast", "slow"):
+        driver.say(peer, Read(0, 1, 2))
+    for index in range(3):
+        driver.put(other, index, 40)
+        driver.say("fast", Received(0, 1, index + 1))
+    assert [each.ref.task for each in driver.core.held()] == [1, 0]
+    driver.heard(msg.RevokeTask(msg.TaskRef("a", 0, 0), 1))
+    assert [each.ref.task for each in driver.core.held()] == [1]
+
+
+def test_what_the_tail_has_is_dropped_and_outputs_stay(driver):
+    lane = begin(driver, 1000, 1000)
+    driver.put(lane, 0, 40)
+    driver.finish(lane, 1, leftovers=[7])
+    driver.heard(DropLeftovers([msg.TaskRef("a", 0, 0)]))
+    assert not driver.core.leftovers
+    assert [each.leftovers for each in driver.core.held()] == [False]
+    assert driver.core.lanes["a", 0].buffer.bytes == 40

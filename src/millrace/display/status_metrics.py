@@ -1,0 +1,71 @@
+"""Metrics of a service in Prometheus's text format, from its status message and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millrace.policies.figures import label
+
+Sample = tuple[str, str, Mapping[str, str], float]
+"""Name without ``millrace_``, kind, labels, value."""
+
+HELP = {
+    "workers": "Workers of the service that are there.",
+    "job_workers": "Workers that serve a job.",
+    "job_elements": "Elements of the newest epochs that were handed out.",
+    "job_wait_ratio": "Share of a step's time that consumers wait for the service.",
+    "group_members": "Jobs that share one computation.",
+    "group_outputs_produced_total": "Outputs that were computed for a group.",
+    "group_outputs_given_total": "Outputs that members of a group were handed out, all together.",
+    "group_saved_cpu_seconds_total": "Processor time that sharing has saved.",
+    "group_window_bytes": "Bytes of outputs that lie in the workers of a group.",
+    "group_window_hits": "Outputs that a member was sent after another one.",
+    "member_elements_total": "Elements that a member of a group was handed out.",
+    "member_skipped_total": "Elements that a member of a group missed, as the window had to make room.",
+    "member_behind": "Outputs that another member has received, and this one has not.",
+    "member_share_ratio": "Share of what the group takes that falls to a member now.",
+}
+"""By metric, what it is."""
+
+
+def metrics(status: Mapping[str, Any]) -> str:
+    """Write a status as metrics, to be put where the node exporter's textfile collector finds it, or answered."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in _samples(status):
+        by_name.setdefault(sample[0], []).append(sample)
+    lines = []
+    for name, samples in by_name.items():
+        lines += [f"# HELP millrace_{name} {HELP[name]}", f"# TYPE millrace_{name} {samples[0][1]}"]
+        for _, _, labels, value in samples:
+            written = ",".join(f'{key}="{label(text)}"' for key, text in labels.items())
+            lines.append(f"millrace_{name}{f'{{{written}}}' if written else ''} {value}")
+    return "\n".join([*lines, ""])
+
+
+def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "workers", "gauge", {}, status["fleet"]["observed"]
+    for job in status["jobs"]:
+        names = {"job": job["name"]}
+        yield "job_workers", "gauge", names, job["workers"]["observed"]
+        yield "job_elements", "gauge", names, sum(epoch["elements"] for epoch in job["epochs"])
+        if job["wait_share"] is not None:
+            yield "job_wait_ratio", "gauge", names, job["wait_share"]
+        if job["group"] is not None:
+            yield from _of_group(job["group"])
+
+
+def _of_group(group: Mapping[str, Any]) -> Iterator[Sample]:
+    names = {"group": group["fingerprint"], "sharing": group["sharing"]}
+    yield "group_members", "gauge", names, len(group["members"])
+    yield "group_outputs_produced_total", "counter", names, group["made"]
+    yield "group_outputs_given_total", "counter", names, group["given"]
+    yield "group_saved_cpu_seconds_total", "counter", names, group["saved_core_s"]
+    yield "group_window_bytes", "gauge", names, group["window"]["bytes"]
+    yield "group_window_hits", "gauge", names, group["window"]["hits"]  # less once a worker leaves
+    for each in group["members"]:
+        own = {**names, "member": each["member"]}
+        yield "member_elements_total", "counter", own, each["elements"]
+        yield "member_skipped_total", "counter", own, each["skipped"]
+        yield "member_behind", "gauge", own, each["behind"]
+        yield "member_share_ratio", "gauge", own, each["share"]

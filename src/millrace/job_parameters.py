@@ -1,0 +1,87 @@
+"""Parameters of a job, as they follow from the arguments of ``distribute``; what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from millrace import validation
+from millrace.errors import PipelineError
+from millrace.guarantees import ShardingPolicy, check, check_coordinated, check_equal, check_sharing
+from millrace.planning.epoch_cursor import Share
+from millrace.protocol.job_spec import CYCLE_LENGTH, MOST_ACCELERATORS, MOST_TASKS
+from millrace.validation import one_of
+
+if TYPE_CHECKING:
+    from millrace.pipeline import Pipeline
+
+
+def chosen_parameters(
+    choice: SimpleNamespace, pipeline: Pipeline, service: str | None, token: str | None
+) -> tuple[int | None, dict[str, Any]]:
+    """Check the arguments of :meth:`millrace.Dataset.distribute`; give the consumer's index and the job's parameters.
+
+    Raises:
+        PipelineError: they contradict each other, or one of them is not what it should be.
+    """
+    num_consumers, consumer_index = validation.consumers(choice.num_consumers, choice.consumer_index)
+    validation.asker(service, choice.job_name, token, num_consumers, consumer_index)
+    one_of("distribute", "progress", choice.progress, (False, True))
+    seed = validation.seed("distribute", choice.seed)
+    check(choice.sharding, choice.visitation, choice.deterministic)
+    check_equal(choice.equal_steps, num_consumers, choice.visitation)
+    coordinated = check_coordinated(choice, num_consumers)
+    validation.place(choice.target_workers, choice.local_workers, service)
+    sharing = check_sharing(choice, service, num_consumers, consumer_index)
+    validation.claim(choice.priority, choice.tenant)
+    one_of("distribute", "untrusted_cache", choice.untrusted_cache, ("recompute", "refuse"))
+    one_of("distribute", "compression", choice.compression, (None, "lz4", "zstd"))
+    window_bytes = choice.window_bytes
+    if window_bytes is not None:
+        window_bytes = validation.positive("distribute", "window_bytes", window_bytes)
+    tasks = choice.tasks
+    if tasks is not None:
+        tasks = validation.positive("distribute", "tasks", tasks, MOST_TASKS)
+    # Processes that share a job would each draw another seed, so there the dispatcher draws it.
+    drawn = pipeline.seed if choice.job_name is None and not sharing else pipeline.graph.seed()
+    return consumer_index, {
+        "name": choice.job_name or f"job-{secrets.token_hex(4)}",
+        "visitation": choice.visitation.value,
+        "deterministic": bool(choice.deterministic or coordinated),
+        "num_consumers": None if sharing and not coordinated else num_consumers,
+        "equal_steps": choice.equal_steps,
+        "seed": drawn if seed is None else seed,
+        "tasks": tasks,
+        "workers": validation.workers(choice.workers),
+        "cheapest": bool(choice.workers == "cheapest"),
+        "accelerators": validation.positive("distribute", "accelerators", choice.accelerators, MOST_ACCELERATORS),
+        "sharding": choice.sharding.value if isinstance(choice.sharding, ShardingPolicy) else "custom",
+        "priority": float(choice.priority),
+        "tenant": choice.tenant,
+        "untrusted_cache": choice.untrusted_cache,
+        "target_workers": "any" if service is None else choice.target_workers,
+        "coordinated": coordinated,
+        "cycle_length": CYCLE_LENGTH if coordinated else 1,
+        "sharing": sharing,
+        "window_bytes": window_bytes or 0,
+    }
+
+
+def check_helpers(parameters: Mapping[str, Any], share: Share | None) -> None:
+    """Refuse processes of a DataLoader where each would get what one is to have.
+
+    Raises:
+        PipelineError: says with how many processes it works.
+    """
+    if parameters["coordinated"] and share is not None and share[1] > 1:
+        raise PipelineError(
+            f"coordinated=True gives each rank's batches to one process, and this DataLoader has {share[1]}: make "
+            "it with num_workers=0 or 1"
+        )
+    if parameters["sharing"] and share is not None:
+        raise PipelineError(
+            f"sharing=Sharing.{parameters['sharing'].upper()} gives all elements to one process of this job, and a "
+            "DataLoader reads in processes of its own: make it with num_workers=0"
+        )

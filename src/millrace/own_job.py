@@ -1,0 +1,42 @@
+"""Job of one's own: what a process reads alone, beside the job of its dataset or the group that it shares with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+
+def own_job(parameters: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """List what differs in a job that this process reads alone from the parameters of its dataset's job."""
+    drawn = secrets.token_hex(4)
+    if not parameters["sharing"]:
+        return {"name": f"job-{drawn}", **changes}
+    if parameters["coordinated"]:
+        drawn = "ranks"  # they find one another by the name
+    alone = {"sharing": "", "functions": "", "window_bytes": 0}
+    return {"name": f"{parameters['name']}-alone-{drawn}", **alone, **changes}
+
+
+def told_late(parameters: Mapping[str, Any], epoch: int, there: int, *, late: bool) -> str:
+    """Say that a member of a group begins an epoch alone, as the others cannot begin one with it.
+
+    Args:
+        parameters: of the member's job.
+        epoch: that it begins.
+        there: the next one that the group begins.
+        late: the others are in the middle of the one before.
+    """
+    others = "in the middle of an epoch" if late else f"about to read epoch {there}"
+    return (
+        f"job {parameters['name']!r} reads epoch {epoch} in a job of its own, as the jobs that it shares its "
+        f"computation with are {others}; it looks for them again when it begins the next one"
+    )
+
+
+def told_detached(parameters: Mapping[str, Any], epoch: int, why: object) -> str:
+    """Say that a member of a group goes on alone in the middle of an epoch, and why."""
+    return (
+        f"{why}; job {parameters['name']!r} reads the rest of epoch {epoch} in a job of its own, and looks for the "
+        "others again when it begins the next one"
+    )

@@ -1,0 +1,68 @@
+"""Jobs that share a window: they come at any time, two under one name perhaps, each with a pace of its own."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millrace.control.membership.groups import group_spec
+from millrace.simulation.member_arrivals import WINDOW_MODES, finite_pipeline, group_of, stops_of
+
+if TYPE_CHECKING:
+    from millrace.simulation.simulated_cluster import SimulatedCluster
+
+SHARED = 0.25
+"""Share of the schedules in which a group with a window is read beside the other jobs."""
+COME_S = (0.5, 5.0, 20.0, 40.0)
+"""Seconds in which the members come, as likely as they are here."""
+TWICE = 0.2
+"""Share of the members whose name another process uses as well."""
+BYTES = (0, 1, 3, 8)
+"""That workers keep, as jobs say it; 0: their slot's part of the buffer."""
+TASKS = (2, 5, 1024)
+"""That the dispatcher remembers of those that lie in windows."""
+
+
+def remembered_tasks(seed: int) -> int:
+    """Draw how many tasks that lie in windows the dispatcher remembers."""
+    return random.Random(f"window tasks {seed}").choice(TASKS)
+
+
+class WindowArrivals:
+    """Members of the group with a window of a schedule, if it has one.
+
+    Args:
+        cluster: where they come to.
+        seed: of the schedule.
+
+    Attributes:
+        drawn: there is a group.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
+        self._cluster = cluster
+        rng = self._rng = random.Random(f"windows {seed}")
+        self.drawn = rng.random() < SHARED
+        if self.drawn:
+            self._draw()
+
+    def _draw(self) -> None:
+        cluster, rng = self._cluster, self._rng
+        spec = group_of(
+            rng,
+            finite_pipeline(rng),
+            WINDOW_MODES,
+            sharing="window",
+            visitation=random.Random(f"visitation {cluster.seed}").choice(("at_most_once", "zero_once_or_more")),
+            window_bytes=rng.choice(BYTES),
+        )
+        cluster.tenants[group_spec(spec).name] = spec.tenant
+        within = rng.choice(COME_S)
+        for number in range(rng.randrange(1, 6)):
+            mine = msgspec.structs.replace(spec, name=f"window-{number}", epochs=rng.randrange(1, 4))
+            for _ in range(1 + (rng.random() < TWICE)):
+                stops = stops_of(rng)
+                cluster.expected += 1
+                cluster.network.after(rng.uniform(0.0, within), cluster.add_consumer, mine, 0, stops)
