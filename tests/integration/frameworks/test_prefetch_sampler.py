@@ -51,7 +51,8 @@ class Awaiting(Squares):
     """Samples of which a loop gets the second half once a thread has fetched one; so they can't be pickled."""
 
     def __init__(self):
-        super().__init__(ahead=threading.Event())
+        super().__init__()
+        self.ahead = threading.Event()
 
     def __getitem__(self, index):
         if threading.current_thread() is not threading.main_thread():
