@@ -164,15 +164,15 @@ class ServedPipeline(Readable):
         begin = functools.partial(self._begin_beside, chosen, share, self._closings)
         return DeferredReader(reload, begin=begin, fresh=self._fresh_state(chosen), passes=passes)
 
-    def _begin_beside(self, number: int, share: Share | None, closings: int) -> AnyReader:
-        """Begin an epoch; in a job of its own, if another one is still being read.
+    def _check_open(self, closings: int) -> None:
+        """Raise a ServiceError if the dataset was closed since it had been so many times."""
+        if closings != self._closings:
+            raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
 
-        Raises:
-            ServiceError: the dataset was closed since it had been so many times.
-        """
+    def _begin_beside(self, number: int, share: Share | None, closings: int) -> AnyReader:
+        """Begin an epoch; in a job of its own, if another one is still being read."""
         with self._lock:
-            if closings != self._closings:
-                raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
+            self._check_open(closings)
             session = self._joined(share)
             alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
             if alone:

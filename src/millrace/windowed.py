@@ -6,7 +6,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from millrace.errors import DetachedError, ServiceError
+from millrace.errors import DetachedError
 from millrace.guarantees import Sharing, Visitation
 from millrace.own_job import own_job
 from millrace.planning.checkpoint import Checkpoint, parse_all, said
@@ -65,8 +65,7 @@ class WindowedPipeline(ServedPipeline):
             ServiceError: the dataset was closed since it had been so many times.
         """
         with self._lock:
-            if closings != self._closings:
-                raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
+            self._check_open(closings)
             session = self._joined(None)
             there = session.next_epoch
             number = max(there, self._epochs.following) if session.leads else there
@@ -83,8 +82,7 @@ class WindowedPipeline(ServedPipeline):
         from millrace.client.own_epoch import OwnEpoch
 
         with self._lock:
-            if closings != self._closings:
-                raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
+            self._check_open(closings)
             if not self._epochs.reading:
                 return self._begin_own(number, OwnEpoch())
             other = self._join(share, own_job(self._parameters, epochs=number + 1))
