@@ -62,11 +62,14 @@ class MemberArrivals:
 
     Attributes:
         drawn: there is a group.
+        stream: of the random numbers that it is drawn from.
     """
+
+    stream = "members"
 
     def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
         self._cluster = cluster
-        rng = self._rng = random.Random(f"members {seed}")
+        rng = self._rng = random.Random(f"{self.stream} {seed}")
         self.drawn = rng.random() < SHARED
         if self.drawn:
             self._draw()

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from millrace.control.membership.groups import group_spec
-from millrace.simulation.member_arrivals import WINDOW_MODES, finite_pipeline, group_of, stops_of
+from millrace.simulation.member_arrivals import WINDOW_MODES, MemberArrivals, finite_pipeline, group_of, stops_of
 
-if TYPE_CHECKING:
-    from millrace.simulation.simulated_cluster import SimulatedCluster
-
-SHARED = 0.25
-"""Share of the schedules in which a group with a window is read beside the other jobs."""
 COME_S = (0.5, 5.0, 20.0, 40.0)
 """Seconds in which the members come, as likely as they are here."""
 TWICE = 0.2
@@ -30,23 +24,10 @@ def remembered_tasks(seed: int) -> int:
     return random.Random(f"window tasks {seed}").choice(TASKS)
 
 
-class WindowArrivals:
-    """Members of the group with a window of a schedule, if it has one.
+class WindowArrivals(MemberArrivals):
+    """Members of the group with a window of a schedule, if it has one."""
 
-    Args:
-        cluster: where they come to.
-        seed: of the schedule.
-
-    Attributes:
-        drawn: there is a group.
-    """
-
-    def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
-        self._cluster = cluster
-        rng = self._rng = random.Random(f"windows {seed}")
-        self.drawn = rng.random() < SHARED
-        if self.drawn:
-            self._draw()
+    stream = "windows"
 
     def _draw(self) -> None:
         cluster, rng = self._cluster, self._rng
