@@ -400,9 +400,9 @@ class ConsumerCore:
             self.actions.append(io.Disconnect(address))
 
     def _grant(self, grants: Mapping[Source, int]) -> None:
-        share = self._pool.share
         for (address, slot), more in grants.items():
-            self.actions += [io.TellWorker(address, data_messages.Credit(more, share, slot))] if more else []
+            if more:
+                self.actions.append(io.TellWorker(address, data_messages.Credit(more, self._pool.share, slot)))
 
     def _deliver(self, item: io.Delivered) -> None:
         address, header, size = item.address, item.header, item.size
