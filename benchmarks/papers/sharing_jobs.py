@@ -86,7 +86,7 @@ class Reading(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What all jobs have read, the CPU seconds of their processes meanwhile, and what was counted before they left."""
+    """What all jobs have read, in the order of the jobs, the CPU seconds of their processes, and what was counted."""
 
     readings: list[Reading]
     cpu_s: float
@@ -140,7 +140,8 @@ def play(
     failures = [each for each, _ in said if isinstance(each, str)]
     if failures:
         raise RuntimeError("\n".join(failures))
-    return Played([reading for each, _ in said for reading in each], sum(cpu_s for _, cpu_s in said), counted)
+    readings = {reading.name: reading for each, _ in said for reading in each}
+    return Played([readings[job.name] for job in jobs], sum(cpu_s for _, cpu_s in said), counted)
 
 
 def _watch(children: Sequence[Any], barrier: Any) -> None:

@@ -128,10 +128,7 @@ def measure(elements: int, rounds: int, ways: Sequence[str]) -> dict[str, Any]:
         played = {name: runs[name]() for name in sorted(runs, reverse=bool(number % 2))}
         fastest = {name: speed(each.readings[0]) for name, each in played.items()}
         told = played["together"].counted
-        rows = [
-            row_of(reading, elements, EPOCHS, told.get(reading.name, 0))
-            for reading in sorted(played["together"].readings)
-        ]
+        rows = [row_of(reading, elements, EPOCHS, told.get(reading.name, 0)) for reading in played["together"].readings]
         found["together"].append({"fastest": fastest, "of alone": fastest["together"] / fastest["alone"], "jobs": rows})
         print(found["together"][-1], flush=True)
     if "one by one" in ways:
