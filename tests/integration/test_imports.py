@@ -4,6 +4,12 @@ import json
 import subprocess
 import sys
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.sources.packs.pack_index import PackedShard, PackIndex, encode_index
+
 LATE = [
     "PIL",
     "cloudpickle",
@@ -38,6 +44,22 @@ def test_describing_a_pipeline_loads_none_of_them_either():
         "print(json.dumps(sorted(sys.modules)))"
     )
     assert sorted(set(LATE) & set(json.loads(fresh(code)))) == []
+
+
+def test_reading_parquet_and_the_index_of_a_pack_loads_no_pandas(tmp_path):
+    zero, nine = np.zeros(1, np.int64), np.full(1, 9, np.int64)
+    index = PackIndex("p", [PackedShard("a.tar", 9)], zero.astype(np.int32), zero, nine, zero.astype(np.uint32), ["k"])
+    (tmp_path / "index.parquet").write_bytes(encode_index(index))
+    rows = {"id": [1, 2], "weight": [0.5, None], "name": ["a", "b"], "picture": [b"a", b"b"], "tokens": [[1, 2], [3]]}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    code = f"""
+import sys, millrace as mr
+from millrace.sources.packs.pack_index import decode_index
+index = decode_index(open({str(tmp_path / "index.parquet")!r}, "rb").read())
+rows = list(mr.Dataset.from_parquet({str(tmp_path / "rows.parquet")!r}))
+print(index.bytes.tolist(), index.keys, [row["tokens"].tolist() for row in rows], "pandas" in sys.modules)
+"""
+    assert fresh(code) == "[9] ['k'] [[1, 2], [3]] False\n"
 
 
 def test_the_package_alone_is_next_to_nothing_so_that_processes_of_a_service_start_at_once():

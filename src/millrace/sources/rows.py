@@ -41,17 +41,8 @@ def to_values(array: Any) -> list[Any]:
         columns = [to_values(column) for column in array.flatten()]
         rows = zip(*columns, strict=True) if columns else itertools.repeat((), len(array))
         return _or_none(array, [dict(zip(names, row, strict=True)) for row in rows])
-    if _numeric(kind) and array.null_count:
-        return _python(array)
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    if _numeric(kind) or any(is_text(kind) for is_text in texts):
-        values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return values
-    return _python(array)
-
-
-def _python(array: Any) -> list[Any]:
-    values: list[Any] = array.to_pylist()
+    plain = _numeric(kind) and not array.null_count
+    values: list[Any] = _numbers(array).tolist() if plain else array.to_pylist()
     return values
 
 
@@ -68,7 +59,7 @@ def _or_none(array: Any, values: list[Any]) -> list[Any]:
 
 
 def _lists(array: Any) -> list[Any]:
-    offsets = array.offsets.to_numpy()
+    offsets = _numbers(array.offsets)
     begin, end = int(offsets[0]), int(offsets[-1])
     bounds = (offsets - begin).tolist()
     return _slices(array.values.slice(begin, end - begin), bounds)
@@ -130,8 +121,11 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
 
     if values.null_count:
         values = pa.Array.from_buffers(values.type, len(values), [None, values.buffers()[1]], offset=values.offset)
-    numbers: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return numbers
+    if pa.types.is_boolean(values.type):
+        numbers: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return numbers
+    # Where to_numpy() serves, too: it would import pandas if that is there, half a second before the first row.
+    return np.from_dlpack(values)
 
 
 def _valid(values: Any) -> npt.NDArray[np.bool_]:
