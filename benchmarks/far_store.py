@@ -241,6 +241,7 @@ def _rclone(folder: str) -> Iterator[int]:
 
 def _upload(folder: str) -> None:
     from millrace.sources import storage
+    from millrace.sources.concurrent_calls import concurrently
 
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
 
@@ -248,4 +249,4 @@ def _upload(folder: str) -> None:
         with open(path, "rb") as file:
             storage.write(f"s3://{BUCKET}/{os.path.relpath(path, folder)}", file)
 
-    storage.concurrently(put, paths)
+    concurrently(put, paths)

@@ -75,18 +75,24 @@ class InFlight:
 
 
 def begin(
-    chosen: int | None = None, most: int = MOST, *, said: str = "as with_options(reads_in_flight=...) says"
+    chosen: int | None = None,
+    most: int = MOST,
+    *,
+    first: int = FIRST,
+    said: str = "as with_options(reads_in_flight=...) says",
 ) -> InFlight:
     """Begin the search, before anything was read; not if the user has chosen how many reads there are at once.
 
     Args:
         chosen: reads at once; None: as many as pay.
         most: that may be found to pay.
+        first: to begin with, unless ``most`` is less.
         said: the reason where they are chosen.
     """
     if chosen is not None:
         return InFlight(chosen, chosen, chosen, adapts=False, reason=said)
-    return InFlight(FIRST, most, FIRST)
+    level = min(first, most)
+    return InFlight(level, most, level)
 
 
 def step(state: InFlight, seen: Round) -> InFlight:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import TypeVar
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
 from millrace.planning.split_table import Files, SplitTable, stamp_of
 from millrace.sources import globs as language
 from millrace.sources import storage
+from millrace.sources.concurrent_calls import in_order
 from millrace.sources.file_list import FileList
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.storage import FileInfo
 
 _LOOKED_AT = 1000
 _AT_ONCE = 1024
-"""Names that are resolved at one time."""
+"""Names that are looked at together for whether any is remote."""
 _TOLD = 256
 """Files between two reports of progress."""
 T = TypeVar("T")
@@ -54,9 +55,10 @@ def _each(
         return collect(_counted(_resolve(name), seen))
 
     names = (name for pattern in patterns for name in _names(pattern))
-    while some := list(islice(names, _AT_ONCE)):
-        remote = any(storage.is_remote(name) for name in some)
-        for found in storage.concurrently(resolve, some) if remote else map(resolve, some):
+    some = iter(lambda: list(islice(names, _AT_ONCE)), [])
+    for remote, lists in groupby(some, key=lambda some: any(map(storage.is_remote, some))):
+        each = chain.from_iterable(lists)
+        for found in in_order(resolve, each) if remote else map(resolve, each):
             yield from found
 
 

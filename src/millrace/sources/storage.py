@@ -15,12 +15,12 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from stat import S_ISDIR
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
+from millrace.sources.concurrent_calls import concurrently
 from millrace.sources.stores import StoreAccessDeniedError, store_errors, store_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 READ_AHEAD_BYTES = 1 << 20
 """Bytes that a sequential reader of an object store asks for at a time."""
 LOCAL_BUFFER_BYTES = 256 << 10
-_REQUESTS_AT_ONCE = 64
 _LIST_PAGE = 1000
 _MOST_BELOW = 10_000
 """Most objects in the folders below a folder that are skipped to find those right in it."""
@@ -139,23 +138,6 @@ def _local_errors(path: str) -> Iterator[None]:
         raise SourceNotFoundError(f"{path} does not exist") from error
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from error
-
-
-def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQUESTS_AT_ONCE) -> list[R]:
-    """Call ``function`` on each item, in order; up to ``threads`` at once. For calls that wait for a network.
-
-    Raises:
-        Whatever ``function`` raised first in the order of the items; what has not begun by then is not begun.
-    """
-    if len(items) <= 1:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="millrace-requests") as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def for_each(function: Callable[[T], R], items: list[T], location: Callable[[T], str]) -> list[R]:

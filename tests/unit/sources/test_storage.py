@@ -1,5 +1,4 @@
 import os
-import threading
 
 import pytest
 from hypothesis import given
@@ -92,20 +91,6 @@ def test_existing_keeps_order(tmp_path, bucket):
     storage.write(bucket + "a", b"22")
     places = [bucket + "x", str(tmp_path / "b"), bucket + "a", str(tmp_path / "c")]
     assert [(file.location, file.size) for file in storage.existing(places)] == [(places[1], 1), (places[2], 2)]
-
-
-def test_concurrently_keeps_order_runs_at_once_and_raises_the_first_error():
-    together = threading.Barrier(4, timeout=30)
-
-    def work(number):
-        together.wait()
-        if number in (1, 3):
-            raise ValueError(number)
-        return number * 10
-
-    with pytest.raises(ValueError, match=r"^1$"):
-        storage.concurrently(work, [0, 1, 2, 3], threads=4)
-    assert storage.concurrently(lambda number: number * 10, list(range(50))) == [n * 10 for n in range(50)]
 
 
 def test_file_urls(tmp_path):

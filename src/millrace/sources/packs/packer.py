@@ -19,6 +19,7 @@ import numpy as np
 from millrace.errors import PipelineError, SourceChangedError, SourceError, SourceNotFoundError
 from millrace.planning.split_table import stamp_of, table_of
 from millrace.sources import storage
+from millrace.sources.concurrent_calls import concurrently
 from millrace.sources.listing import expand_many
 from millrace.sources.packs.pack_index import (
     INDEX,
@@ -270,7 +271,7 @@ def _verified(place: _Folder, verified: PackProgress) -> VerifyReport:
     for first in range(0, count, _VERIFIED_AT_ONCE):
         some = list(range(first, min(first + _VERIFIED_AT_ONCE, count)))
         at_once = len(some) if storage.is_remote(place.folder) else 1
-        for said in storage.concurrently(lambda number: _verify(place, index, number), some, at_once):
+        for said in concurrently(lambda number: _verify(place, index, number), some, at_once):
             wrong += said
         verified(some[-1] + 1, count)
     names = {shard.name for shard in index.shards}
