@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
@@ -20,17 +21,19 @@ class FarServer:
     Attributes:
         url: address of its root; a file's number comes behind it.
         reads: files that it was asked for.
+        first_read: time (:func:`time.monotonic`) at which it was asked for the first of them; 0: for none yet.
         peak: most of them that were under way at once.
     """
 
     def __init__(self, latency_s: float, body: bytes) -> None:
         self.url = ""
         self.reads = self.peak = self._now = 0
+        self.first_read = 0.0
         self._latency_s, self._body = latency_s, body
 
     def forget(self) -> None:
         """Begins to count anew."""
-        self.reads, self.peak = 0, self._now
+        self.reads, self.peak, self.first_read = 0, self._now, 0.0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -44,6 +47,7 @@ class FarServer:
                 if request.startswith(b"HEAD"):
                     writer.write(head)
                     continue
+                self.first_read = self.first_read or time.monotonic()
                 self.reads, self._now = self.reads + 1, self._now + 1
                 self.peak = max(self.peak, self._now)
                 await asyncio.sleep(self._latency_s)
