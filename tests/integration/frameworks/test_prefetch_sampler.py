@@ -62,6 +62,19 @@ class Awaiting(Squares):
         return super().__getitem__(index)
 
 
+class AtHome(Squares):
+    """Samples that only the process that made the dataset can read."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.home = os.getpid()
+
+    def __getitem__(self, index):
+        if os.getpid() != self.home:
+            raise PermissionError("no credentials here")
+        return super().__getitem__(index)
+
+
 class Recorded(Squares):
     """Samples of which this process fetches each, as it can't be pickled; ``fetched`` are those."""
 
@@ -309,6 +322,16 @@ class TestFailures:
                 pass
             assert "was killed by SIGKILL; threads of this one go on" in caplog.records[0].message
             numbers.close()
+
+    def test_a_process_that_can_fetch_nothing_says_so(self, cache, capfd):
+        cached, said = CachedDataset(AtHome(1_000_000), cache), ""
+        with prefetching(SequentialSampler(cached), cached, fetch_size=64, prefetch_threshold=32) as sampler:
+            for _ in DataLoader(cached, sampler=sampler):
+                said += capfd.readouterr().err
+                if "could fetch no sample ahead" in said:
+                    break
+        assert "PermissionError: no credentials here" in said
+        assert f"process {os.getpid()} " not in said
 
     def test_a_system_without_room_for_a_process_has_threads_fetch(self, cache, caplog, monkeypatch):
         def full(*_, **__):

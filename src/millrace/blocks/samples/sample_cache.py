@@ -31,6 +31,13 @@ _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
 _OURS = re.compile(r"samples\.db(-wal|-shm|-journal)?|claims|users|counts-[0-9a-f]{16}")
 _OWN = "millrace-samples"
 """Folder in the one that a user names, which may hold other files."""
+_FAILED_AHEAD = 8
+"""Samples that fail to be fetched ahead, and none that doesn't, before a process warns of it."""
+_FAILING = (
+    "process %d could fetch no sample ahead: the first %d failed, of which the last, sample %d, with %s: %s. The loop "
+    "gets them itself, and waits for each. If it can, the dataset has what other threads or a copy in another process "
+    "lack: make it open what it needs (files, connections) when it is first asked, in each process"
+)
 
 
 class _Kept(NamedTuple):
@@ -110,6 +117,7 @@ class SampleCache:
                 eviction=self.eviction,
             )
         self._said: set[str] = set()
+        self._failed_ahead: int | None = 0  # samples, as long as none could be fetched ahead
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,12 +195,24 @@ class SampleCache:
             with self._claims.claim(place_of(name, index)) as ours:
                 if ours and not self._renew(counters, name, index):
                     self._fetch(counters, name, index, fetch, ahead=1)
+                    self._failed_ahead = None  # from now on a failure is that of a sample
                     return True
         except Exception as error:  # noqa: BLE001 - whoever reads this sample tries again and raises it
             if not self._closed:
                 self._counts(name, owner).add(failed=1)
                 _log.info("sample %d could not be fetched ahead: %s: %s", index, type(error).__name__, error)
+                self._note_failed(index, error)
         return False
+
+    def _note_failed(self, index: int, error: Exception) -> None:
+        """Count a sample that could not be fetched ahead; warn once if nothing can be, in this process."""
+        if self._failed_ahead is None:
+            return
+        self._failed_ahead += 1
+        if self._failed_ahead < _FAILED_AHEAD or _FAILING in self._said:
+            return
+        self._said.add(_FAILING)
+        _log.warning(_FAILING, os.getpid(), self._failed_ahead, index, type(error).__name__, error)
 
     def _fetch(self, counters: SampleCounters, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
         began = time.perf_counter()
