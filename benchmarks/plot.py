@@ -92,6 +92,13 @@ TARGETS = (
         )
         for what in ("objects", "a shard")
     ),
+    Target(
+        "of that link, objects on a service, once they are listed",
+        "far_link",
+        "reading",
+        "objects, millrace, service, 1 worker",
+        least=0.9,
+    ),
     Target("600 files at 300 ms, of 64 threads", "far", "files", _IN_PROCESS, "64 threads", least=0.9),
     Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
