@@ -19,8 +19,7 @@ from collections.abc import Iterable
 import msgspec
 
 from millrace.policies.prices import PriceTable
-from millrace.policies.sample_misses import fetched_samples
-from millrace.policies.sample_prefetch import prefetch_sizes
+from millrace.policies.sample_misses import prefetched_samples
 
 _GIB = 1 << 30
 _MOST_WORKERS = 128
@@ -240,9 +239,7 @@ def prefetched_bucket(training: Training, table: PriceTable, given: Conditions) 
     part, mean = _part(training), _mean(training)
     room = min(training.objects, int(given.cache_bytes / mean) if mean else training.objects)
     loop_s = training.compute_s + _loop_waits(part.nbytes / given.disk_bytes_s, part, given, table)
-    behind = _fetching(part.objects, part.nbytes, given.requests_at_once, given) / loop_s if loop_s else math.inf
-    ahead = _ahead(room, behind, given)
-    reads = fetched_samples(training.objects, training.hosts, room, training.epochs, ahead)
+    reads = prefetched_samples(training.objects, training.hosts, room, training.epochs, given.requests_at_once)
     waits = 0.0
     for count in reads:
         fetching = _fetching(count / training.hosts, count * mean / training.hosts, given.requests_at_once, given)
@@ -293,19 +290,6 @@ def served(training: Training, table: PriceTable, given: Conditions, workers: in
     name = f"{SERVICE}, {workers} worker{'' if workers == 1 else 's'}"
     note = f"{given.reads_in_flight} requests at a time in each worker; the dispatcher costs as much as a worker"
     return _option(name, consumed, waits, note, training, table, given)
-
-
-def _ahead(room: int, behind: float, given: Conditions) -> float:
-    """Expect how many samples are fetched and not yet read, on average.
-
-    By the rule of 50/50 (DELI, V-D) between one fetch and two are asked for. Fetching takes ``behind`` times as long as
-    the loop does to read as many; for that long half of a fetch is not there yet. A loop that is faster than fetching
-    waits, and what has been fetched is read at once: the faster it is, the less lies ready.
-    """
-    fetch_size = prefetch_sizes(room).value.fetch_size
-    if behind <= 1:
-        return fetch_size * (1.5 - 0.5 * behind)
-    return max(fetch_size / behind, min(room, given.requests_at_once))
 
 
 def _option(

@@ -1,13 +1,16 @@
 """What a cache of samples misses under shuffles that are drawn anew."""
 
+import itertools
 import random
-from collections import OrderedDict
+import statistics
+from collections import OrderedDict, deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.sample_misses import fetched_samples
+from millrace.policies.sample_misses import fetched_samples, prefetched_samples
+from millrace.policies.sample_prefetch import is_due, prefetch_sizes, worth_asking
 
 
 def played(samples: int, hosts: int, room: int, epochs: int, seed: int = 0) -> list[int]:
@@ -29,6 +32,72 @@ def played(samples: int, hosts: int, room: int, epochs: int, seed: int = 0) -> l
     return found
 
 
+class Host:
+    """A sampler that asks ahead, its fetches one at a time, its cache and a loop that waits for them, step by step.
+
+    Args:
+        room: samples that the cache can hold.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.cache: OrderedDict[int, None] = OrderedDict()
+        self.asked: deque[int] = deque()
+        self.under_way: deque[int] = deque()
+        self.fetched = 0
+
+    def epoch(self, order: list[int]) -> None:
+        """Read samples in this order, one at a time."""
+        fetch_size, threshold = prefetch_sizes(self.room).value
+        drawn = 0
+        for number, sample in enumerate(order):
+            while drawn < len(order) and (drawn == number or is_due(drawn - number, 0, threshold)):
+                coming = order[drawn : drawn + fetch_size]
+                self.asked.extend(coming[: worth_asking(len(coming), drawn - number, self.room)])
+                drawn += len(coming)
+            while self.asked or self.under_way:
+                self._step()
+            if sample not in self.cache:  # the loop came first
+                self.fetched += 1
+                self._keep(sample)
+            self._look_up()
+        self.asked.clear()
+        while self.under_way:
+            self._step()
+
+    def _look_up(self) -> None:
+        """Begin the next fetch if none goes on."""
+        while self.asked and not self.under_way:
+            sample = self.asked.popleft()
+            if sample not in self.cache:
+                self.fetched += 1
+                self.under_way.append(sample)
+            elif len(self.cache) + max(1, self.room // 16) > self.room:
+                self.cache.move_to_end(sample)
+
+    def _step(self) -> None:
+        """End one fetch."""
+        self._look_up()
+        if self.under_way:
+            self._keep(self.under_way.popleft())
+        self._look_up()
+
+    def _keep(self, sample: int) -> None:
+        self.cache[sample] = None
+        if len(self.cache) > self.room:
+            self.cache.popitem(last=False)
+
+
+def played_ahead(samples: int, room: int, epochs: int, seed: int) -> list[int]:
+    """Fetches of a host that is played sample by sample, with prefetching."""
+    rng = random.Random(seed)
+    host, found = Host(room), [0]
+    for _ in range(epochs):
+        host.epoch(rng.sample(range(samples), samples))
+        found.append(host.fetched)
+    return [now - before for before, now in itertools.pairwise(found)]
+
+
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1.0])
 def test_it_is_what_a_cache_does_that_is_played_sample_by_sample(hosts, share):
@@ -38,9 +107,26 @@ def test_it_is_what_a_cache_does_that_is_played_sample_by_sample(hosts, share):
         assert ours == pytest.approx(theirs, abs=0.015 * samples)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_prefetching_is_what_many_plays_of_it_come_to(share):
+    samples, times = 600, 40
+    room = int(share * samples)
+    expected = prefetched_samples(samples, 1, room, 3, 1)
+    plays = [played_ahead(samples, room, 3, seed=seed) for seed in range(times)]
+    for ours, theirs in zip(expected, zip(*plays, strict=True), strict=True):
+        assert ours == pytest.approx(statistics.mean(theirs), abs=0.01 * samples)
+
+
+def test_half_of_the_data_in_a_cache_saves_what_its_logarithm_says():
+    """Half the data, and no fetch takes time: R - (N - R) ln(N / (N - R)) samples are there in each further epoch."""
+    assert prefetched_samples(2000, 1, 1000, 3, 1) == pytest.approx([2000, 1693.15, 1693.15], abs=0.01)
+    assert prefetched_samples(2000, 1, 1000, 2, 16)[1] == pytest.approx(1683, abs=1)
+
+
 def test_two_thirds_miss_on_three_hosts_with_room_for_everything():
     """DELI, V-C: 66 % in the second epoch, and fewer in each one after it."""
     assert fetched_samples(900, 3, 900, 4) == pytest.approx([900, 600, 400, 900 * 8 / 27], rel=1e-3)
+    assert prefetched_samples(900, 3, 900, 4, 16) == pytest.approx([900, 600, 400, 900 * 8 / 27], rel=1e-3)
 
 
 def test_nine_tenths_miss_with_room_for_three_quarters_of_a_part():
@@ -49,15 +135,16 @@ def test_nine_tenths_miss_with_room_for_three_quarters_of_a_part():
 
 
 def test_a_cache_that_holds_everything_fetches_it_once():
-    assert fetched_samples(1000, 1, 1000, 3, ahead=500) == [1000, 0, 0]
-    assert fetched_samples(1000, 1, 0, 3) == [1000, 1000, 1000]
-    assert fetched_samples(0, 4, 10, 2) == [0, 0]
+    assert fetched_samples(1000, 1, 1000, 3) == prefetched_samples(1000, 1, 1000, 3, 16) == [1000, 0, 0]
+    assert fetched_samples(1000, 1, 0, 3) == prefetched_samples(1000, 1, 0, 3, 16) == [1000, 1000, 1000]
+    assert fetched_samples(0, 4, 10, 2) == prefetched_samples(0, 4, 10, 2, 16) == [0, 0]
 
 
-@given(st.integers(1, 10_000), st.integers(1, 16), st.floats(0, 1), st.floats(0, 1))
-def test_prefetching_makes_room_for_what_comes_and_never_fetches_twice(samples, hosts, share, ahead):
+@given(st.integers(1, 10_000), st.integers(1, 16), st.floats(0, 1.2), st.integers(1, 256))
+def test_nothing_is_fetched_twice_in_an_epoch_and_more_at_once_never_costs_more(samples, hosts, share, at_once):
     room = share * samples
-    plain, early = (fetched_samples(samples, hosts, room, 3, extra) for extra in (0.0, ahead * room / 2))
-    for few, many in zip(plain, early, strict=True):
-        assert 0 <= few <= many * (1 + 1e-6) + 1e-3
-        assert many <= samples * (1 + 1e-6)
+    one, many = (prefetched_samples(samples, hosts, room, 3, count) for count in (1, at_once))
+    for few, most in zip(many, one, strict=True):
+        assert -1e-3 <= few <= samples * (1 + 1e-6)
+        assert sum(many) <= sum(one) * (1 + 1e-6) + 1e-3
+        assert most <= samples * (1 + 1e-6)
