@@ -29,7 +29,7 @@ Costs are in EUR.
                         requests         time  storage  fees  disks  compute  waiting  workers  together
 local disk             2,002,000   1 h 53 min     2.00  0.81  20.00     5.56     2.01     0.00     30.37
 bucket                10,002,000  18 h 47 min     2.00  4.01   0.00     5.56    69.58     0.00     81.15
-bucket with prefetch   9,998,959   4 h 20 min     2.00  4.01   0.40     5.56    11.83     0.00     23.80
+bucket with prefetch   9,998,370   4 h 20 min     2.00  4.01   0.40     5.56    11.83     0.00     23.80
 packed                 1,282,602   1 h 23 min     4.00  0.64   0.00     5.56     0.00     0.02     10.21
 service, 4 workers    10,001,000   1 h 23 min     2.00  4.00   0.00     5.56     0.00     0.69     12.26
 
