@@ -33,22 +33,24 @@ def played(samples: int, hosts: int, room: int, epochs: int, seed: int = 0) -> l
 
 
 class Host:
-    """A sampler that asks ahead, its fetches one at a time, its cache and a loop that waits for them, step by step.
+    """A sampler that asks ahead, its fetches, its cache and a loop that waits for them, step by step.
 
     Args:
         room: samples that the cache can hold.
+        at_once: fetches that go on at the same time.
+        rng: draws which of these ends first.
     """
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, room: int, at_once: int, rng: random.Random) -> None:
+        self.room, self.at_once, self.rng = room, at_once, rng
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.asked: deque[int] = deque()
-        self.under_way: deque[int] = deque()
+        self.under_way: list[int] = []
         self.fetched = 0
 
     def epoch(self, order: list[int]) -> None:
         """Read samples in this order, one at a time."""
-        fetch_size, threshold = prefetch_sizes(self.room).value
+        fetch_size, threshold = prefetch_sizes(self.room, at_once=self.at_once).value
         drawn = 0
         for number, sample in enumerate(order):
             while drawn < len(order) and (drawn == number or is_due(drawn - number, 0, threshold)):
@@ -66,8 +68,8 @@ class Host:
             self._step()
 
     def _look_up(self) -> None:
-        """Begin the next fetch if none goes on."""
-        while self.asked and not self.under_way:
+        """Begin as many fetches as go on at the same time."""
+        while self.asked and len(self.under_way) < self.at_once:
             sample = self.asked.popleft()
             if sample not in self.cache:
                 self.fetched += 1
@@ -79,7 +81,7 @@ class Host:
         """End one fetch."""
         self._look_up()
         if self.under_way:
-            self._keep(self.under_way.popleft())
+            self._keep(self.under_way.pop(self.rng.randrange(len(self.under_way))))
         self._look_up()
 
     def _keep(self, sample: int) -> None:
@@ -88,10 +90,10 @@ class Host:
             self.cache.popitem(last=False)
 
 
-def played_ahead(samples: int, room: int, epochs: int, seed: int) -> list[int]:
+def played_ahead(samples: int, room: int, epochs: int, at_once: int, seed: int) -> list[int]:
     """Fetches of a host that is played sample by sample, with prefetching."""
     rng = random.Random(seed)
-    host, found = Host(room), [0]
+    host, found = Host(room, at_once, rng), [0]
     for _ in range(epochs):
         host.epoch(rng.sample(range(samples), samples))
         found.append(host.fetched)
@@ -107,12 +109,13 @@ def test_it_is_what_a_cache_does_that_is_played_sample_by_sample(hosts, share):
         assert ours == pytest.approx(theirs, abs=0.015 * samples)
 
 
+@pytest.mark.parametrize("at_once", [1, 4, 16])
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
-def test_prefetching_is_what_many_plays_of_it_come_to(share):
+def test_prefetching_is_what_many_plays_of_it_come_to(share, at_once):
     samples, times = 600, 40
     room = int(share * samples)
-    expected = prefetched_samples(samples, 1, room, 3, 1)
-    plays = [played_ahead(samples, room, 3, seed=seed) for seed in range(times)]
+    expected = prefetched_samples(samples, 1, room, 3, at_once)
+    plays = [played_ahead(samples, room, 3, at_once, seed=seed) for seed in range(times)]
     for ours, theirs in zip(expected, zip(*plays, strict=True), strict=True):
         assert ours == pytest.approx(statistics.mean(theirs), abs=0.01 * samples)
 
