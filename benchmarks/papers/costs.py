@@ -25,9 +25,7 @@ import functools
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -210,8 +208,6 @@ OBJECTS, NBYTES, EPOCHS, BATCH = 2000, 2000, 2, 100
 RANKS = 3
 STEP_S = 0.8
 """Of a training that computes."""
-TRIED = 200
-"""Requests that find out how fast the store is, before anything is counted."""
 TABLE = PriceTable(bucket=BucketPrices(page=1000))
 
 
@@ -252,22 +248,21 @@ def _epochs(dataset: Any, sampler: Any, each: int, step_s: float = 0.0) -> None:
             raise RuntimeError(f"{seen} samples came out of {each}")
 
 
-def plain(_: float) -> CostOption:
+def plain() -> CostOption:
     """A DataLoader over the bucket."""
     dataset = Remote()
     _epochs(dataset, _part(dataset, 1, 0), OBJECTS)
     return plain_bucket(training(), TABLE, Conditions())
 
 
-def prefetched(share: float, step_s: float, rate: float) -> CostOption:
+def prefetched(share: float, step_s: float) -> CostOption:
     """The same with a cache that holds a share of the samples, and a training that computes between its steps."""
     room = int(share * OBJECTS)
     _prefetched(Remote(), room, 1, 0, step_s)
-    given = Conditions(latency_s=Conditions().requests_at_once / rate, cache_bytes=room * NBYTES)
-    return prefetched_bucket(training(step_s=step_s), TABLE, given)
+    return prefetched_bucket(training(step_s=step_s), TABLE, Conditions(cache_bytes=room * NBYTES))
 
 
-def ranks(_: float) -> CostOption:
+def ranks() -> CostOption:
     """Three ranks that divide each epoch as DDP does, each with a cache of its own that holds everything."""
     for rank in range(RANKS):
         _prefetched(Remote(), OBJECTS, RANKS, rank)
@@ -277,7 +272,8 @@ def ranks(_: float) -> CostOption:
 def _prefetched(dataset: Remote, room: int, hosts: int, rank: int, step_s: float = 0.0) -> None:
     with contextlib.closing(SampleCache(max_samples=room)) as cache:
         cached = CachedDataset(dataset, cache)
-        with contextlib.closing(PrefetchSampler(_part(cached, hosts, rank), cached)) as sampler:
+        threads = Conditions().requests_at_once  # as many as the estimate takes, and not as many as pay
+        with contextlib.closing(PrefetchSampler(_part(cached, hosts, rank), cached, threads=threads)) as sampler:
             _epochs(cached, sampler, math.ceil(OBJECTS / hosts), step_s)
 
 
@@ -285,24 +281,11 @@ def _part(dataset: Any, hosts: int, rank: int) -> Any:
     return DistributedSampler(dataset, hosts, rank)
 
 
-def _rate(dataset: Remote) -> float:
-    """Objects a second that the store gives to as many threads as prefetch; :data:`TRIED` requests."""
-    first = TRIED // 2  # while connections are made
-    with ThreadPoolExecutor(Conditions().requests_at_once) as pool:
-        found = list(pool.map(dataset.__getitem__, range(first)))
-        began = time.perf_counter()
-        found += pool.map(dataset.__getitem__, range(first, TRIED))
-        seconds = time.perf_counter() - began
-    if sum(map(len, found)) != TRIED * NBYTES:
-        raise RuntimeError("the store gave something else")
-    return (TRIED - first) / seconds
-
-
 def _size(element: Any) -> int:
     return len(element["bytes"])
 
 
-def on_a_service(_: float) -> CostOption:
+def on_a_service() -> CostOption:
     """A pipeline on a service with two workers."""
     pipeline = Pipeline.from_files(f"s3://{counting_store.BUCKET}/*").map(_size).shuffle(OBJECTS).batch(BATCH)
     with LocalService(2, 2) as service, pipeline.distribute(service.address, workers=2) as batches:
@@ -312,7 +295,7 @@ def on_a_service(_: float) -> CostOption:
     return served(training(), TABLE, Conditions(), 2)
 
 
-CASES: Mapping[str, Callable[[float], CostOption]] = {
+CASES: Mapping[str, Callable[[], CostOption]] = {
     "bucket": plain,
     "prefetch, cache of all": functools.partial(prefetched, 1.0, 0.0),
     f"prefetch, cache of 90 %, {STEP_S:g} s a step": functools.partial(prefetched, 0.9, STEP_S),
@@ -322,7 +305,7 @@ CASES: Mapping[str, Callable[[float], CostOption]] = {
     "prefetch, three ranks, caches of all": ranks,
     "service, 2 workers": on_a_service,
 }
-"""Functions of the store's rate, which read what is to be counted and return what was to be expected."""
+"""Functions that read what is to be counted and return what was to be expected."""
 
 
 def requests() -> dict[str, Any]:
@@ -332,10 +315,9 @@ def requests() -> dict[str, Any]:
         client = counting_store.bucket()
         for number in range(OBJECTS):
             client.put(f"{number:05}.bin", number.to_bytes(4, "little") * (NBYTES // 4))
-        rate = _rate(Remote())
         for name, run in CASES.items():
             before = store.counts()
-            predicted = run(rate).consumed
+            predicted = run().consumed
             row = found[name] = compared(predicted, store.counts() - before)
             says = f"{row['predicted']:8,.0f} predicted, {row['counted']:8,} counted: {row['off']:+.2%}"
             print(f"{name:40} {says}", flush=True)

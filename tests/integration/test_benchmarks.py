@@ -268,7 +268,7 @@ def test_deli(tmp_path: Path):
 
 
 def test_requests_are_predicted(monkeypatch: pytest.MonkeyPatch):
-    for name, value in (("OBJECTS", 300), ("BATCH", 50), ("TRIED", 20)):
+    for name, value in (("OBJECTS", 300), ("BATCH", 50)):
         monkeypatch.setattr(costs, name, value)
     cases = ("bucket", "prefetch, cache of all", "service, 2 workers")
     monkeypatch.setattr(costs, "CASES", {name: costs.CASES[name] for name in cases})
