@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -137,9 +138,10 @@ def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
 
 
 def map_or_read(file: OpenFile, start: int, stop: int) -> Bytes:
-    """Bytes ``start`` to ``stop`` of another process's file, uint8: a snapshot, or read where none can be made.
+    """Bytes ``start`` to ``stop`` of another process's file, uint8: a snapshot, or read where none is to be made.
 
-    Either way they are aligned as they are in the file, up to multiples of 64 bytes.
+    Either way they are aligned as they are in the file, up to multiples of 64 bytes. Files that their maker could take
+    away from under a reader are read (:func:`_may_vanish`), and so are those of other hosts' file systems.
 
     Raises:
         ProtocolError: if it is no regular file of at least ``stop`` bytes, or the bytes cannot be read.
@@ -148,7 +150,8 @@ def map_or_read(file: OpenFile, start: int, stop: int) -> Bytes:
     if not stat.S_ISREG(found.st_mode) or not 0 <= start < stop <= found.st_size:
         raise ProtocolError(f"the peer passed a file that does not hold bytes {start} to {stop}")
     with contextlib.suppress(OSError):  # not to be had here; so it is read
-        mapped = snapshot(file, start, stop) if AVAILABLE else None
+        safe = stays_readable(file.fd) and not _may_vanish(file.fd, found)
+        mapped = snapshot(file, start, stop) if safe else None
         if mapped is not None:
             return mapped
     try:
@@ -281,6 +284,19 @@ def stays_readable(fd: int) -> bool:
     if _libc.fstatfs(fd, found) != 0:
         return False
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _SAFE
+
+
+def _may_vanish(fd: int, found: os.stat_result) -> bool:
+    """Whether a file is memory that whoever made it can cut short: reading what was mapped would end this process.
+
+    Such memory (memfd) has no name in any folder. A named file can be cut short as well, by users who may write to it.
+    """
+    if found.st_nlink:
+        return False
+    try:
+        return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:  # a file of a disk that was removed, of a cache for example
+        return False
 
 
 def _map(fd: int, begin: int, size: int, flags: int) -> int:

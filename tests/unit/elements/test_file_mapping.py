@@ -1,5 +1,6 @@
 """Snapshots of files: nobody's bytes but one's own, and no signal where there are none."""
 
+import fcntl
 import gc
 import os
 
@@ -206,3 +207,38 @@ def test_what_is_no_file_is_refused(tmp_path):
         with pytest.raises(ProtocolError, match="does not hold"):
             map_or_read(other, 0, 1)
     del writer
+
+
+def memory(seals):
+    """A memfd that holds DATA."""
+    made = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.write(made, DATA.tobytes())
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    return OpenFile(made)
+
+
+def test_memory_that_can_be_cut_short_is_read():
+    """A page of a mapping that is no more would end the reader by SIGBUS."""
+    lent = memory(fcntl.F_SEAL_GROW)
+    before = len(file_mapping._snapshots)
+    found = map_or_read(lent, 100, 3 << 20)
+    assert len(file_mapping._snapshots) == before
+    os.ftruncate(lent.fd, 0)
+    assert np.array_equal(found, DATA[100 : 3 << 20])
+
+
+def test_memory_that_is_sealed_is_mapped():
+    lent = memory(fcntl.F_SEAL_SHRINK)
+    before = len(file_mapping._snapshots)
+    found = map_or_read(lent, 100, 3 << 20)
+    assert len(file_mapping._snapshots) == before + 1
+    with pytest.raises(PermissionError):
+        os.ftruncate(lent.fd, 0)
+    assert np.array_equal(found, DATA[100 : 3 << 20])
+
+
+def test_files_of_another_host_are_read(file, monkeypatch):
+    monkeypatch.setattr(file_mapping, "_SAFE", frozenset())
+    before = len(file_mapping._snapshots)
+    assert np.array_equal(map_or_read(file, 100, 3 << 20), DATA[100 : 3 << 20])
+    assert len(file_mapping._snapshots) == before
