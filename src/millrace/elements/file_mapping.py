@@ -77,9 +77,14 @@ class Mapping:
         self.kind = ctypes.c_ubyte * size
         self.private = private
 
+    @property
+    def size(self) -> int:
+        """Bytes that are mapped."""
+        return ctypes.sizeof(self.kind)
+
     def revert(self) -> None:
         """Let go of what was written to a private mapping: it shows the file's bytes again."""
-        size = ctypes.sizeof(self.kind)
+        size = self.size
         pages = _pages(self.address, self.address + size)
         # Where nothing was written all stays mapped: to map pages again costs as much as to copy them.
         if pages is None or bool(np.any((pages & (_THERE | _SWAPPED) != 0) & (pages & _OF_A_FILE == 0))):

@@ -41,6 +41,8 @@ LEAST_BYTES = 256 << 10
 """Size in bytes from which an array gets a segment; smaller ones are copied into one when they are sent."""
 MAX_SEGMENTS = 512
 """Most segments of one arena; each costs the worker a file descriptor."""
+MOST_BORROWED_SEGMENTS = MAX_SEGMENTS + 64
+"""Most segments that are mapped at a time for one peer: those of its arena, and those that are about to go."""
 
 _logger = logging.getLogger(__name__)
 
@@ -248,10 +250,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class BorrowedSegments:
-    """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any."""
+    """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any.
 
-    def __init__(self) -> None:
+    Args:
+        limit: bytes to map at a time; None: the host's memory, which an arena, having pages of its own, cannot exceed.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if limit is None else limit
         self._maps: dict[int, Mapping] = {}
+        self._mapped: weakref.WeakSet[Mapping] = weakref.WeakSet()  # also those that only views keep
         self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._lock = threading.Lock()
         self._private: dict[int, Mapping] = {}  # of loans that are not over, what is mapped privately
@@ -260,14 +268,24 @@ class BorrowedSegments:
         """Map a segment, ``private`` if others are lent it, too; ``fd`` is closed.
 
         Raises:
-            ProtocolError: if it has fewer bytes, or could lose some.
+            ProtocolError: if it has fewer bytes, or could lose some, or too much is mapped for this peer.
             OSError: if it can't be mapped.
         """
         try:
+            found = os.fstat(fd)
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            if os.fstat(fd).st_size < size or not sealed:
+            # What has no pages yet costs the peer nothing, and this process as much as it looks at.
+            if min(found.st_size, 512 * found.st_blocks) < size or not sealed:
                 raise ProtocolError(f"the peer passed memory that does not hold {size} bytes for good")
-            self._maps[number] = Mapping(fd, size, private=private)
+            bytes_before = sum(each.size for each in self._mapped)
+            if bytes_before + size > self._limit or len(self._mapped) >= MOST_BORROWED_SEGMENTS:
+                raise ProtocolError(
+                    f"the peer passed {size} bytes of memory and {bytes_before} before that, in {len(self._mapped)} "
+                    f"segments; at most {self._limit} bytes in {MOST_BORROWED_SEGMENTS} are mapped for one peer"
+                )
+            mapping = Mapping(fd, size, private=private)
+            self._maps[number] = mapping
+            self._mapped.add(mapping)
         finally:
             os.close(fd)
 

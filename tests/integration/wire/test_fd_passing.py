@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -342,6 +343,22 @@ def test_a_frame_without_a_payload():
 def test_what_cannot_be_is_refused(data, message):
     with pytest.raises(ProtocolError, match=message):
         received(data)
+
+
+@pytest.mark.parametrize("fields", [{"segments": [(0, MIB)]}, {"ranges": [(0, 0, MIB)]}, {}])
+def test_whoever_lends_memory_maps_none_of_a_peer(fields):
+    """A client passed a worker segments without end, which it mapped."""
+    fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, MIB)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    before = len(os.listdir("/proc/self/fd"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(FdChannel(theirs, Arena(MIB))) as worker:
+        ours.sendmsg([preamble_of(**fields) + FRAME], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))])
+        with pytest.raises(ProtocolError, match="borrows none"):
+            worker.receive(NOTE, bytearray, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
 
 
 class CountingSocket(socket.socket):

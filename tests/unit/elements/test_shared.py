@@ -407,3 +407,45 @@ TestSharedLending = SharedLending.TestCase
 TestSharedLending.settings = settings(max_examples=60, stateful_step_count=40)
 TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def passed(size, *, pages=True):
+    """A segment of a peer, which may have no pages."""
+    fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
+    if pages:
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def test_memory_without_pages_is_refused():
+    """Sparse segments cost a peer nothing: 3 TiB were mapped for one."""
+    with pytest.raises(ProtocolError, match="does not hold"):
+        BorrowedSegments().adopt(0, 1 << 30, passed(1 << 30, pages=False))
+
+
+def test_a_peer_has_so_many_bytes_mapped_at_most():
+    window = BorrowedSegments(3 * SIZE)
+    for number in range(3):
+        window.adopt(number, SIZE, passed(SIZE))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProtocolError, match="at most"):
+        window.adopt(3, SIZE, passed(SIZE))
+    assert len(os.listdir("/proc/self/fd")) == before
+    seen = window.view(0, 0)
+    window.forget(0)
+    with pytest.raises(ProtocolError, match="at most"):
+        window.adopt(3, SIZE, passed(SIZE))  # somebody looks at the first still
+    del seen
+    window.take_ended()
+    window.adopt(3, SIZE, passed(SIZE))
+
+
+def test_a_peer_has_so_many_segments_mapped_at_most():
+    window = BorrowedSegments()
+    for number in range(shared.MOST_BORROWED_SEGMENTS):
+        window.adopt(number, 4096, passed(4096))
+    with pytest.raises(ProtocolError, match="at most"):
+        window.adopt(-1, 4096, passed(4096))

@@ -281,6 +281,8 @@ class FdChannel:
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"the peer sent a malformed preamble: {error}") from error
         passed = len(preamble.segments) + len(preamble.ranges)
+        if self._arena is not None and (passed or preamble.loans or self._descriptors):
+            raise ProtocolError("the peer passed memory to a process that lends it, and borrows none")
         if passed > len(self._descriptors):
             raise ProtocolError(f"{len(self._descriptors)} file descriptors came for {passed} segments and files")
         for number, size in preamble.segments:
