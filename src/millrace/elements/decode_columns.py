@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from millrace.elements.layout import (
     ALIGNMENT,
+    BYTES_PER_BYTE,
     CELLS_PER_BYTE,
+    FREE_BYTES,
     GATHER,
     PYTHON_DTYPES,
     BlobKind,
@@ -25,6 +27,7 @@ from millrace.elements.layout import (
     Record,
     Union,
     parse_dtype,
+    row_bytes,
 )
 from millrace.elements.named import named_by
 from millrace.elements.scattered_buffer import ScatteredBuffer
@@ -48,6 +51,7 @@ class ColumnDecoder:
         self._size = stop - start
         self._at = 0
         self._cells = self._size * CELLS_PER_BYTE
+        self._affordable = FREE_BYTES + self._size * BYTES_PER_BYTE
         self._own = own
 
     def read(self, node: Node, rows: int, wanted: slice) -> list[Any]:
@@ -55,6 +59,9 @@ class ColumnDecoder:
         self._cells -= rows
         if rows < 0 or self._cells < 0:
             raise ValueError(f"{rows} rows don't fit")
+        self._affordable -= rows * row_bytes(node)
+        if self._affordable < 0:
+            raise ValueError(f"{rows} rows of {node.__struct_config__.tag} are more than {self._size} bytes warrant")
         match node:
             case Fixed():
                 return self._fixed(node, rows, wanted)

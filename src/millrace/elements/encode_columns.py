@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from millrace.elements.layout import (
     ALIGNMENT,
+    BYTES_PER_BYTE,
     CELLS_PER_BYTE,
     END,
     FIXED_SIZE_MAX,
+    FREE_BYTES,
     GATHER,
     MAX_DEPTH,
     BlobKind,
@@ -35,6 +37,7 @@ from millrace.elements.layout import (
     batch_message,
     describe_dtype,
     encode_header,
+    row_bytes,
     schema_message,
 )
 from millrace.elements.named import fields_of
@@ -56,6 +59,7 @@ class Body:
         self.pieces: list[Piece] = []
         self.size = 0
         self.cells = 0
+        self.object_bytes = 0
         self._nodes: list[int] = []
         self._buffers: list[int] = []
 
@@ -84,7 +88,7 @@ class Body:
 
     def message(self, header: Header) -> list[Piece]:
         """Assemble the whole message; runs of small pieces are joined."""
-        least = max(self.size, -(-self.cells // CELLS_PER_BYTE))
+        least = max(self.size, -(-self.cells // CELLS_PER_BYTE), -(-(self.object_bytes - FREE_BYTES) // BYTES_PER_BYTE))
         padding = least + -least % 8 - self.size
         schema = schema_message(encode_header(header))
         batch = batch_message(header.rows, self._nodes, self._buffers, self.size + padding, len(schema))
@@ -120,7 +124,9 @@ def encode_column(body: Body, column: Sequence[Any], path: Path, depth: int) -> 
             f"{_place(path)} is of type {_name(kinds.pop())}, which has no form as bytes; "
             "make it a numpy array, number, str, bytes or None in .map(...)"
         )
-    return shredder(body, column, path, depth)
+    node = shredder(body, column, path, depth)
+    body.object_bytes += len(column) * row_bytes(node)
+    return node
 
 
 def _place(path: Path) -> str:

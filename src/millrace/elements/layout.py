@@ -28,6 +28,11 @@ ALIGNMENT = 64
 CELLS_PER_BYTE = 8
 """Most (row, node) pairs per byte of a body, so that a small message can't claim a billion Nones."""
 
+FREE_BYTES = 24 << 20
+"""Bytes of Python's memory, as :func:`row_bytes` counts it, that a message may become whatever its size."""
+BYTES_PER_BYTE = 64
+"""Bytes of it for each byte of a body. Bodies that become more are padded; those of batches never are."""
+
 MAX_DEPTH = 56
 """Levels of Arrow fields: one for a container, one for each way in which its contents vary. Readers follow 64."""
 
@@ -104,6 +109,39 @@ _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d{1,10}(\[\d*[a-zA-Z]{1,2}\])?")
 
 encode_header = msgspec.json.Encoder().encode
 decode_header = msgspec.json.Decoder(Header).decode
+
+
+_ENTRY_BYTES = 60
+_OBJECT_BYTES: dict[str, int] = {"bool": 0, "scalar": 56, "str": 57, "bytes": 41}
+
+
+def row_bytes(node: Node) -> int:
+    """Bytes that Python takes for the value of a row, without the values within it and the bytes of its data.
+
+    Somewhat more than it takes is counted, never less: of a dict that grows up to 60 for each entry, for example.
+    """
+    slot = 8
+    match node:
+        case Nothing():
+            return slot
+        case Fixed(kind="array"):
+            return slot + _array_bytes(len(node.shape))
+        case Fixed():
+            return slot + _OBJECT_BYTES.get(node.kind, 40)
+        case Ragged():
+            return slot + _array_bytes(1) + _array_bytes(node.ndim) + 40 * (1 + max(node.ndim, 1))
+        case Blobs():
+            return slot + 40 + _OBJECT_BYTES.get(node.kind, 120)
+        case Record(kind="dict"):
+            return slot + 64 + (_ENTRY_BYTES * max(len(node.children), 2) if node.children else 0)
+        case Record():
+            return slot + 80 + slot * len(node.children)
+        case Union():
+            return 2 * slot
+
+
+def _array_bytes(ndim: int) -> int:
+    return 96 + 16 * max(ndim, 1)
 
 
 # -- dtypes ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 import msgspec
 
 from millrace.errors import ProtocolError
+from millrace.message_budget import check_containers
 from millrace.planning.columns import Integers, Strings, StringsWriter, integers
 
 HASH_BYTES = 16
@@ -273,11 +274,12 @@ def unpack_tables(data: bytes) -> dict[int, SplitTable]:
     Raises:
         ProtocolError: these are not the bytes of split tables.
     """
+    check_containers(data, "a message of split tables")
     try:
         if data[:1] and (data[0] & 0xF0 == 0x80 or data[0] in (0xDE, 0xDF)):  # a map
             return {node: inline.table() for node, inline in _before.decode(data).items()}
         version, tables = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"these bytes are not split tables: {error}") from error
     if version != _FORMAT:
         raise ProtocolError(f"these split tables have format {version}, this millrace reads {_FORMAT}")

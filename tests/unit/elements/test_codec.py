@@ -479,6 +479,53 @@ def test_headers_that_lie_are_refused(rows: int, root: layout.Node, body: bytes)
         decode(forged(rows, root, body))
 
 
+NONE = layout.Nothing()
+AMPLIFIED = [
+    RECORD("dict", (), ()),
+    RECORD("list", (), ()),
+    RECORD("dict", ("a",), (NONE,)),
+    RECORD("tuple", (), (RECORD("dict", (), ()), RECORD("list", (), ()))),
+    FIXED("array", "<f4", (0,)),
+    FIXED("scalar", "|V0", ()),
+]
+
+
+@pytest.mark.parametrize("root", AMPLIFIED)
+def test_few_bytes_do_not_become_millions_of_objects(root: layout.Node):
+    """262 KB became 2,097,152 dicts."""
+    most = layout.FREE_BYTES + (1 << 18) * layout.BYTES_PER_BYTE
+    rows = most // layout.row_bytes(root)
+    with pytest.raises(CodecError, match=r"more than 262144 bytes warrant|don't fit"):
+        decode(forged(4 * rows, root, bytes(1 << 18)))
+
+
+@pytest.mark.parametrize("rows", [1000, 1 << 17])
+@pytest.mark.parametrize("element", [{}, [], None, {"flag": True}, {"a": {"b": {"c": False}}}, (None, None)])
+def test_honest_messages_are_as_large_as_what_they_become_warrants(rows: int, element: Any):
+    assert decode(joined([element] * rows)) == [element] * rows
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        *({str(key): None for key in range(count)} for count in (0, 1, 5, 6, 10, 11, 21, 22, 42, 43, 85, 86, 1000)),
+        *([None] * count for count in (0, 1, 5, 100)),
+        *((None,) * count for count in (0, 1, 5, 100)),
+        *(1000, 1.5, 1j, "", "x", b"", b"x", 1 << 70, np.str_("x"), np.bytes_(b"x"), np.float32(1)),
+        *(np.zeros(shape, "u1") for shape in ((0,), (1,), (1, 1))),
+    ],
+)
+def test_what_a_value_takes_is_not_more_than_is_counted(element: Any):
+    node = layout.decode_header(header_of(joined([element]))).root
+    (made,) = decode(joined([element]))
+    assert sys.getsizeof(made) + 8 <= layout.row_bytes(node)
+
+
+def header_of(message: bytearray) -> bytes:
+    metadata = pa.ipc.open_stream(message).schema.metadata
+    return bytes(metadata[layout.KEY])
+
+
 def test_the_forger_can_write():
     assert decode(forged(2, FIXED("int", "<i8", ()))) == [0, 0]
     (array,) = decode(forged(1, RAGGED("|u1", 2), np.array([0, 6, *[0] * 14, 2, 3, *[0] * 6]).tobytes() + bytes(64)))

@@ -433,7 +433,7 @@ def test_a_peer_has_so_many_bytes_mapped_at_most():
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProtocolError, match="at most"):
         window.adopt(3, SIZE, passed(SIZE))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     seen = window.view(0, 0)
     window.forget(0)
     with pytest.raises(ProtocolError, match="at most"):

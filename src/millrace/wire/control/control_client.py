@@ -212,7 +212,7 @@ class ControlChannel:
             replies.cancel()
         try:
             return msgspec.msgpack.decode(reply, type=reply_type)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ProtocolError(
                 f"the dispatcher at {self.address} sent a malformed reply to {name}: {error}"
             ) from error
@@ -344,7 +344,7 @@ class ClientSession:
                 encoded = self._take()
             try:
                 return self._decoder.decode(encoded)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 self._call.cancel()
                 self._ended = True
                 self._failure = ProtocolError(

@@ -13,6 +13,7 @@ import grpc.aio
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError
+from millrace.message_budget import check_containers
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
 from millrace.wire.control import rpc
@@ -231,9 +232,10 @@ class ControlServer:
         call = self._calls[name]
         try:
             encoded = await self._receive(name, context)
+            check_containers(encoded, f"the request {name}")
             try:
                 request = msgspec.msgpack.decode(encoded, type=call.request)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise ProtocolError(f"the request {name} is malformed: {error}") from error
             del encoded
             reply = rpc.encode(await call.handler(request))
@@ -289,10 +291,11 @@ class ControlServer:
     async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
         try:
             while (encoded := await context.read()) is not grpc.aio.EOF:
+                check_containers(encoded, "a message")
                 message = self._decoder.decode(encoded)
                 self._check(message)
                 await session.put(message)
-        except (msgspec.MsgspecError, MillraceError) as error:
+        except (msgspec.MsgspecError, RecursionError, MillraceError) as error:
             _logger.warning("session with %s ended: malformed message: %s", session.peer, error)
             session.close(ProtocolError(f"the dispatcher got a malformed message: {error}"))
         except Exception:

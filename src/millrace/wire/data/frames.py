@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from millrace.elements.layout import ALIGNMENT
 from millrace.errors import ProtocolError, VersionMismatchError
+from millrace.message_budget import check_containers
 from millrace.wire.data import compression
 
 if TYPE_CHECKING:
@@ -217,9 +218,10 @@ def receive_frame(
     header_size, payload_size, code = decode_prefix(prefix, limit, header_limit)
     encoded = bytearray(header_size)
     receive_all(sock, memoryview(encoded), " inside a header")
+    check_containers(encoded, "the header of a frame")
     try:
         header = decoder.decode(encoded)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"the peer sent a malformed header: {error}") from error
     buffer = allocate(payload_size)
     if payload_size:
