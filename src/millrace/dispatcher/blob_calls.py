@@ -9,6 +9,7 @@ from millrace.dispatcher.blob_store import BlobStore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.elements.sealed_memory import MemoryLoan
 from millrace.wire.control import blob_transfer as wire
+from millrace.wire.control import rpc
 from millrace.wire.control.control_server import CallHandler
 
 
@@ -41,7 +42,7 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
 
     return {
         wire.HAS: CallHandler(str, has),
-        wire.PUT: CallHandler(wire.Blob, put),
+        wire.PUT: CallHandler(wire.Blob, put, rpc.MAX_CALL_BYTES),
         wire.FETCH: CallHandler(str, fetch),
         wire.LEND: CallHandler(wire.BlobOffer, lend),
         wire.LOCATE: CallHandler(str, locate),

@@ -15,8 +15,9 @@ from millrace.errors import (
     ServiceError,
     ServiceUnreachableError,
 )
+from millrace.host_limits import resident_bytes
 from millrace.wire.auth import OWN
-from millrace.wire.control import rpc
+from millrace.wire.control import rpc, uploads
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.control_server import CallHandler
 
@@ -43,7 +44,12 @@ async def bug(request):
     raise ZeroDivisionError("division by zero")
 
 
-CALLS = {"Reverse": CallHandler(bytes, reverse), "Conflict": CallHandler(None, conflict), "Bug": CallHandler(None, bug)}
+CALLS = {
+    "Reverse": CallHandler(bytes, reverse, 1 << 30),
+    "Short": CallHandler(bytes, reverse, 1000),
+    "Conflict": CallHandler(None, conflict),
+    "Bug": CallHandler(None, bug),
+}
 
 
 @pytest.fixture
@@ -56,6 +62,57 @@ def channel(serving) -> Iterator[ControlChannel]:
 def test_calls_of_any_size(channel, size):
     data = np.arange(size, dtype=np.uint8).tobytes()
     assert channel.call("Reverse", data, bytes) == data[::-1]
+
+
+def test_requests_are_as_large_as_their_call_allows(channel):
+    assert channel.call("Short", b"a" * 900, bytes) == b"a" * 900
+    with pytest.raises(ProtocolError, match=r"the request Short takes over 2,\d+ bytes; at most 1,000"):
+        channel.call("Short", bytes(2000), bytes)
+    with pytest.raises(ProtocolError, match="more than 78,036 lists and maps"):
+        channel.call("Conflict", [[]] * 100_000, None)
+
+
+def stalled(channel, size):
+    """An upload that stands still after ``size`` bytes."""
+    stream = channel._channel.stream_stream(rpc.CALL_PREFIX + "Reverse")
+    more, sent = threading.Event(), threading.Event()
+
+    def frames():
+        for _ in range(size >> 20):
+            yield bytes(1 << 20)
+        sent.set()
+        more.wait()
+
+    replies = stream(frames(), metadata=channel._metadata)
+    return replies, sent, more
+
+
+def test_uploads_that_stand_still_block_nobody(serving, monkeypatch):
+    """Two of a gibibyte held 2.2 GB, and every request of over 8 KiB was refused."""
+    monkeypatch.setattr(uploads, "PEER_BYTES", 48 << 20)
+    with serving(calls=CALLS) as dispatcher, ControlChannel(dispatcher.address) as channel:
+        before = resident_bytes()
+        held = [stalled(channel, 20 << 20) for _ in range(2)]
+        assert all(sent.wait(PROMPTLY_S) for _, sent, _ in held)
+        with ControlChannel(dispatcher.address) as other:
+            assert other.call("Reverse", bytes(4 << 20), bytes) == bytes(4 << 20)
+            with pytest.raises(ServiceError, match="busy receiving requests of this host"):
+                other.call("Reverse", bytes(40 << 20), bytes)
+        assert resident_bytes() - before < 150 << 20
+        for replies, _, more in held:
+            replies.cancel()
+            more.set()
+
+
+def test_an_upload_that_stands_still_is_given_up(serving, monkeypatch):
+    monkeypatch.setattr(uploads, "STALL_S", 0.2)
+    with serving(calls=CALLS) as dispatcher, ControlChannel(dispatcher.address) as channel:
+        replies, _, more = stalled(channel, 3 << 20)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(replies)
+        assert "came too slowly" in refused.value.details()
+        more.set()
+        assert channel.call("Reverse", b"ab", bytes) == b"ba"
 
 
 def test_errors_of_calls(channel):

@@ -17,10 +17,8 @@ from millrace.message_budget import check_containers
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
 from millrace.wire.control import rpc
+from millrace.wire.control.uploads import Uploads
 from millrace.wire.own_token import resolve
-
-MAX_RECEIVING_BYTES = 2 * rpc.MAX_CALL_BYTES
-"""Most bytes of requests that a server assembles at one time, all peers together."""
 
 _FLUSH_S = 2.0
 """Seconds for a peer to read what was queued before its session was closed."""
@@ -30,6 +28,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # on by default: two dispatchers would share a port and each see half of the peers
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", 100),  # of a connection: a process has one session and a few calls
 )
 
 _END = object()
@@ -42,10 +41,16 @@ class CallHandler(NamedTuple):
 
     Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and becomes a
     ServiceError there.
+
+    Attributes:
+        request: type of the request.
+        handler: answers it.
+        most_bytes: of a request, encoded.
     """
 
     request: Any
     handler: Callable[[Any], Awaitable[Any]]
+    most_bytes: int = rpc.FRAME_BYTES
 
 
 class Session:
@@ -169,8 +174,8 @@ class ControlServer:
         self._token = token
         self._server: grpc.aio.Server | None = None
         self._sessions: set[Session] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._receiving_bytes = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._uploads = Uploads()
 
     async def start(self) -> str:
         """Start to listen; return the address as ``host:port`` with the port that was taken."""
@@ -230,14 +235,18 @@ class ControlServer:
 
     async def _serve_call(self, name: str, _: Any, context: grpc.aio.ServicerContext) -> None:
         call = self._calls[name]
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)  # a peer that sends no more ends with the server
+        task.add_done_callback(self._tasks.discard)
         try:
-            encoded = await self._receive(name, context)
-            check_containers(encoded, f"the request {name}")
-            try:
-                request = msgspec.msgpack.decode(encoded, type=call.request)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise ProtocolError(f"the request {name} is malformed: {error}") from error
-            del encoded
+            async with self._uploads.receive(name, context.peer(), context.read, call.most_bytes) as encoded:
+                if call.most_bytes <= rpc.MAX_MESSAGE_BYTES:  # larger ones are bytes for their most part
+                    check_containers(encoded, f"the request {name}")
+                try:
+                    request = msgspec.msgpack.decode(encoded, type=call.request)
+                except (msgspec.MsgspecError, RecursionError) as error:
+                    raise ProtocolError(f"the request {name} is malformed: {error}") from error
             reply = rpc.encode(await call.handler(request))
             rpc.check_call_size(len(reply), f"the reply to {name}")
         except MillraceError as error:
@@ -250,19 +259,6 @@ class ControlServer:
                 await context.write(frame)
             return
         await _refuse(failure, None, context)
-
-    async def _receive(self, name: str, context: grpc.aio.ServicerContext) -> bytearray:
-        received = bytearray()
-        try:
-            while (frame := await context.read()) is not grpc.aio.EOF:
-                received += frame
-                self._receiving_bytes += len(frame)
-                rpc.check_call_size(len(received), f"the request {name}")
-                if self._receiving_bytes > MAX_RECEIVING_BYTES:
-                    raise ServiceError("the dispatcher is busy receiving large requests; try again in a while")
-        finally:
-            self._receiving_bytes -= len(received)
-        return received
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
