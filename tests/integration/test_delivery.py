@@ -15,6 +15,7 @@ import millrace as mr
 from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
 from millrace.client.shared_core import SharedCore
+from millrace.dispatcher.job_keys import JobKeys
 from millrace.errors import ElementTooLargeError
 from millrace.functions.bundles import pack
 from millrace.graph import serialize
@@ -46,11 +47,15 @@ from millrace.protocol.messages import (
 from millrace.wire.control.blob_transfer import digest_of
 from millrace.wire.data import compression as compressing
 from millrace.wire.data.data_connection import DataServer, open_data_connection
+from millrace.wire.data.data_keys import A_WORKER, consumer_credential, consumer_key, job_key, worker_credential
 from millrace.wire.error_codec import error_of
 from millrace.worker import task_manager
 from millrace.worker.core.worker_inputs import SessionOpened
 from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.task_manager import TaskManager
+
+SECRET = bytes(32)
+KEYS = JobKeys(SECRET)
 
 
 class Service:
@@ -63,19 +68,17 @@ class Service:
         self.seed = seed
         self.said = []
         self.changed = threading.Condition()
-        self.manager = TaskManager(
-            self.hear, self.blobs.__getitem__, self.put, token=None, threads=1, buffer_bytes=buffer_bytes
-        )
-        self.server = DataServer("127.0.0.1", self.manager.serve)
+        self.manager = TaskManager(self.hear, self.blobs.__getitem__, self.put, threads=1, buffer_bytes=buffer_bytes)
+        self.server = DataServer("127.0.0.1", self.manager.serve, key_of=self.manager.key_of)
         self.manager.address = self.server.address
         self.lease = 0
 
     def __enter__(self):
         self.manager.feed(SessionOpened(WorkerHello("w", self.server.address)))
-        self.manager.told(OpenJob("job", self.spec, self.seed))
+        self.manager.told(KEYS.enclose(OpenJob("job", self.spec, self.seed)))
         self.manager.told(ListSources("job"))
         listed = self.wait(lambda m: isinstance(m, SourcesListed))
-        self.manager.told(OpenJob("job", self.spec, self.seed, listed.digest))
+        self.manager.told(KEYS.enclose(OpenJob("job", self.spec, self.seed, listed.digest)))
         return self
 
     def put(self, data):
@@ -115,7 +118,7 @@ class Consumer:
     def __init__(self, buffer_bytes=64 << 20, **options):
         core = ConsumerCore(JoinJob(JobSpec("job", b"", ""), "client", 0), buffer_bytes)
         self.shared = SharedCore(core, self, buffer_bytes=buffer_bytes, **options)
-        self.handle(JobJoined("job", 0, 1, 5.0))
+        self.handle(KEYS.enclose(JobJoined("job", 0, 1, 5.0), "client"))
 
     def handle(self, item):
         self.shared.handle(item)
@@ -175,14 +178,61 @@ def all_tasks(service, tasks, epoch=0):
     return [service.run(task, epoch) for task in range(tasks)]
 
 
-def test_a_consumer_of_another_job_of_that_name_is_not_served():
+OPENING = data_messages.Open("job", 0, "client")
+
+
+def credential(opening, secret=SECRET):
+    return consumer_credential(consumer_key(job_key(secret, opening.job, opening.generation), opening), opening)
+
+
+def connected(service, shown):
+    return open_data_connection(service.server.address, None, 10.0, credential=shown)
+
+
+@pytest.mark.parametrize("opening", [replace(OPENING, generation=7), replace(OPENING, job="other")])
+def test_a_consumer_of_another_job_is_not_let_in(opening):
     with (
         Service(mr.Dataset.range(10)) as service,
-        open_data_connection(service.server.address, None, 10.0) as connection,
+        pytest.raises(mr.ServiceError, match="this worker does not serve job"),
     ):
-        connection.send(data_messages.Open("job", 0, "client", generation=7))
-        with pytest.raises(mr.ServiceError):
-            connection.receive(data_messages.TO_READER)
+        connected(service, credential(opening))
+
+
+@pytest.mark.parametrize(
+    "opening", [replace(OPENING, client="stranger"), replace(OPENING, consumer=1), replace(OPENING, consumer=A_WORKER)]
+)
+def test_a_key_opens_what_it_is_for_and_nothing_else(opening):
+    """Whoever has one consumer's key gets no other's elements, and nobody can take a consumer's place without it."""
+    with Service(mr.Dataset.range(10)) as service:
+        with pytest.raises(mr.ServiceError, match="does not know the consumer that this process is"):
+            connected(service, credential(OPENING)._replace(claims=credential(opening).claims))
+        with connected(service, credential(OPENING)) as connection:
+            connection.send(opening)
+            with pytest.raises(mr.ServiceUnreachableError):
+                connection.receive(data_messages.TO_READER)
+        with connected(service, credential(OPENING)) as connection:
+            connection.send(data_messages.FetchLeftovers(TaskRef("job", 0, 0)))
+            with pytest.raises(mr.ServiceUnreachableError):
+                connection.receive(data_messages.TO_READER)
+
+
+def test_a_key_of_another_service_and_a_token_open_nothing():
+    with Service(mr.Dataset.range(10)) as service:
+        with pytest.raises(mr.ServiceError, match="does not know the consumer that this process is"):
+            connected(service, credential(OPENING, bytes([1] * 32)))
+        with pytest.raises(mr.ProtocolError, match="claims are malformed"):
+            open_data_connection(service.server.address)
+
+
+def test_a_worker_of_the_job_is_given_leftovers_and_no_outputs():
+    with Service(mr.Dataset.range(10)) as service:
+        shown = worker_credential(job_key(SECRET, "job", 0), "job", 0)
+        with connected(service, shown) as connection:
+            connection.send(data_messages.FetchLeftovers(TaskRef("job", 0, 0)))
+            assert not connection.receive(data_messages.TO_READER)[0].found
+            connection.send(data_messages.Read(0, 0, 1))
+            with pytest.raises(mr.ServiceUnreachableError):
+                connection.receive(data_messages.TO_READER)
 
 
 def test_all_elements_of_all_tasks_arrive_once(feed):

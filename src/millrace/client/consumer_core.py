@@ -335,11 +335,11 @@ class ConsumerCore:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def opening(self) -> data_messages.Open:
-        """First message to a worker on a connection."""
+    def opening(self) -> tuple[data_messages.Open, bytes]:
+        """First message to a worker on a connection, and the key that goes with it."""
         joined = self.joined
         assert joined is not None
-        return data_messages.Open(joined.job, joined.consumer, self._who.client, joined.generation)
+        return data_messages.Open(joined.job, joined.consumer, self._who.client, joined.generation), joined.key
 
     def _assign(self, epoch: int, reads: Sequence[msg.TaskRead], alone: Sequence[int]) -> None:
         """Note which workers tasks are (now) read from; ``alone``: some tasks that leave nothing over."""

@@ -112,7 +112,7 @@ class JobSession:
         who = JoinJob(spec, self.client, consumer, __version__, platform.node(), self.pid)
         who = replace(who, states=list(states), lingers=linger)
         core = ConsumerCore(who, buffer_bytes)
-        self.shared = SharedCore(core, self, token=token, compression=compression, buffer_bytes=buffer_bytes)
+        self.shared = SharedCore(core, self, compression=compression, buffer_bytes=buffer_bytes)
         self.core = core
         self.notices = Notices(lambda error: self.shared.handle(Broke(error)))
         self._own: OwnFigures | None = None

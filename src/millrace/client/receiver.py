@@ -15,6 +15,7 @@ from millrace.wire.backoff import delays
 from millrace.wire.data.buffer_pool import BufferPool
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
+from millrace.wire.data.data_keys import consumer_credential
 
 if TYPE_CHECKING:
     from millrace.client.shared_core import SharedCore
@@ -31,15 +32,12 @@ class WorkerConnections:
 
     Args:
         shared: the core, and who feeds it.
-        token: that workers demand.
         compression: of what comes over the network.
         buffer_bytes: bound on what is held and granted.
     """
 
-    def __init__(
-        self, shared: SharedCore, *, token: str | None, compression: Compression | None = None, buffer_bytes: int
-    ) -> None:
-        self._shared, self._token, self._compression = shared, token, compression
+    def __init__(self, shared: SharedCore, *, compression: Compression | None = None, buffer_bytes: int) -> None:
+        self._shared, self._compression = shared, compression
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._retry: set[str] = set()
         self._threads: dict[str, threading.Thread] = {}
@@ -77,10 +75,17 @@ class WorkerConnections:
         while True:
             began = time.monotonic()
             try:
+                with shared.lock:
+                    opening, key = shared.core.opening()
                 with open_data_connection(
-                    address, self._token, CONNECT_TIMEOUT_S, local=near, compression=self._compression
+                    address,
+                    None,
+                    CONNECT_TIMEOUT_S,
+                    local=near,
+                    compression=self._compression,
+                    credential=consumer_credential(key, opening),
                 ) as connection:
-                    self._receive(address, connection)
+                    self._receive(address, connection, opening)
             except (AuthenticationError, VersionMismatchError, ProtocolError) as error:
                 shared.handle(io.Broke(error))
             except ServiceError as error:
@@ -104,10 +109,10 @@ class WorkerConnections:
                 over = lambda: address in self._retry or not shared.core.wants(address)  # noqa: E731 (said once)
                 shared.changed.wait_for(over, next(pauses))
 
-    def _receive(self, address: str, connection: DataConnection) -> None:
+    def _receive(self, address: str, connection: DataConnection, opening: data_messages.Open) -> None:
         """Read until the connection ends, which raises."""
         shared = self._shared
-        connection.send(shared.core.opening())
+        connection.send(opening)
         with shared.lock:
             self._connections[address] = connection
         shared.handle(io.Connected(address))

@@ -60,7 +60,6 @@ class SharedCore:
         core: ConsumerCore,
         shell: Shell,
         *,
-        token: str | None = None,
         compression: Compression | None = None,
         buffer_bytes: int,
     ) -> None:
@@ -70,7 +69,7 @@ class SharedCore:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.session: DispatcherSession | None = None
-        self._connections = WorkerConnections(self, token=token, compression=compression, buffer_bytes=buffer_bytes)
+        self._connections = WorkerConnections(self, compression=compression, buffer_bytes=buffer_bytes)
 
     def handle(self, item: io.Input) -> None:
         """Feed the core, and do what it says."""

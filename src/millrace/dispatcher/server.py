@@ -31,13 +31,14 @@ from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
+from millrace.dispatcher.job_keys import JobKeys
 from millrace.dispatcher.journal_file import Journal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import PendingDecision, close, internal_error, send, warn_of_duplicate_name
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.dispatcher.status_report import own_use, status
 from millrace.dispatcher.store_janitor import StoreJanitor
-from millrace.dispatcher.work_dir import WorkDir
+from millrace.dispatcher.work_dir import SECRET_BYTES, WorkDir
 from millrace.dispatcher.worker_pool import WorkerPool, process_exists
 from millrace.errors import ProtocolError
 from millrace.policies.prices import PriceTable
@@ -153,6 +154,7 @@ class Dispatcher:
         self._clock = Clock(time.monotonic)
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
+        self._keys = JobKeys(secrets.token_bytes(SECRET_BYTES))
         self._ready = asyncio.Event()
         self._worker_pool = WorkerPool(
             cluster,
@@ -213,6 +215,7 @@ class Dispatcher:
         assert self._work_path is not None
         work_dir = WorkDir(self._work_path)
         try:
+            self._keys = JobKeys(work_dir.secret())
             self._journal, self._state, at = restore(work_dir, self._fresh_state, recover=self._recover)
         except BaseException:
             work_dir.close()
@@ -357,9 +360,9 @@ class Dispatcher:
     def _perform(self, action: act.Action, session: Session | None) -> None:
         match action:
             case act.SendToWorker(message=message):
-                self._send(session, message, rpc.about_job(message))
+                self._send(session, self._keys.enclose(message), rpc.about_job(message))
             case act.SendToClient(client=client, message=told):
-                self._send(session, told, self._state.clients.get(client, ("", 0))[0])
+                self._send(session, self._keys.enclose(told, client), self._state.clients.get(client, ("", 0))[0])
             case act.CloseWorker(failure=failure):
                 close(session, failure)
             case act.CloseClient(failure=reason):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 
 from millrace.dispatcher.shortage import unusable
 from millrace.errors import ServiceError
-from millrace.private_folder import make_private
+from millrace.private_folder import make_private, private
+
+SECRET_BYTES = 32
 
 
 class WorkDir:
@@ -31,6 +34,7 @@ class WorkDir:
         self.path = os.path.abspath(path)
         self.journal = os.path.join(self.path, "journal.db")
         self.blobs = os.path.join(self.path, "blobs")
+        self._secret = os.path.join(self.path, "secret")
         try:
             make_private(self.path, lambda name: name == "blobs" or self._is_file_of_ours(name))
             make_private(self.blobs)
@@ -68,7 +72,32 @@ class WorkDir:
                 os.chmod(path, 0o600)
 
     def _is_file_of_ours(self, name: str) -> bool:
-        return name == "lock" or name.startswith(os.path.basename(self.journal))
+        return name in {"lock", "secret"} or name.startswith((os.path.basename(self.journal), "secret."))
+
+    def secret(self) -> bytes:
+        """Read the secret of the service, from which keys of its jobs follow; draw it if there is none.
+
+        Raises:
+            ShortageError: if there is no room for it now.
+            ServiceError: if it can't be read or written, or is damaged.
+        """
+        try:
+            with contextlib.suppress(FileNotFoundError), open(self._secret, "rb", opener=private) as file:
+                found = file.read()
+                if len(found) == SECRET_BYTES:
+                    return found
+                raise ServiceError(f"{self._secret} is damaged; remove it: jobs that are read now then begin anew")
+            drawn = secrets.token_bytes(SECRET_BYTES)
+            draft = f"{self._secret}.draft"
+            with open(draft, "wb", opener=private) as file:
+                file.write(drawn)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self._secret)
+            sync_folder(self.path)
+        except OSError as error:
+            raise unusable(f"work_dir {self.path} cannot be used", error) from error
+        return drawn
 
     def close(self) -> None:
         """Let another dispatcher have it."""

@@ -34,7 +34,7 @@ from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when a message changes in a way that an older peer would misread."""
 
 
@@ -229,6 +229,8 @@ class OpenJob(Message, frozen=True, tag="OpenJob"):
     """Digest of the encoded split tables, to be fetched like a bundle; empty until listed."""
     generation: int = 0
     """Tells jobs of one name apart; consumers of another are not served."""
+    key: bytes = b""
+    """Of the job: whoever connects has to know it, or a key that follows from it. The dispatcher's shell puts it in."""
 
 
 class ListSources(Message, frozen=True, tag="ListSources"):
@@ -397,6 +399,7 @@ class JobJoined(Message, frozen=True, tag="JobJoined"):
     told: Told = Told()
     newest: int = -1  # of a group, the last epoch that a member has begun
     late: bool = False  # who comes now is too late for that one, which others still read
+    key: bytes = b""  # by which workers know this consumer; the dispatcher's shell puts it in
 
 
 class Resumed(Message, frozen=True, tag="Resumed"):

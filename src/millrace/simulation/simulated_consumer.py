@@ -421,7 +421,7 @@ class SimulatedConsumer(Process):
         worker = self._cluster.workers.get(address)
         if worker is not None and self.network.reachable(self, worker) and not self.done:
             connection = self._connections[address] = Connection(self.network, self, worker, address)
-            connection.send(self, self.core.opening())
+            connection.send(self, self.core.opening()[0])
             self._handle(io.Connected(address))
         else:
             self._unreachable(address)

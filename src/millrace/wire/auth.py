@@ -13,6 +13,10 @@ from millrace.version import __version__
 from millrace.wire.address import format_address, is_loopback
 
 MAX_TOKEN_BYTES = 4096
+REFUSED_TOKEN = (
+    "the service refused the token: MILLRACE_TOKEN or token=... has to be what the service was started with; if it was"  # noqa: S105 (a sentence)
+    " started without one, this process has to be of the same user, on the same machine"
+)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -77,10 +81,7 @@ def check_token(expected: str | None, given: str | None) -> None:
             " of the user who started it are let in, on the same machine"
         )
     if not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
-        raise AuthenticationError(
-            "the service refused the token: MILLRACE_TOKEN or token=... has to be what the service was started with; if"
-            " it was started without one, this process has to be of the same user, on the same machine"
-        )
+        raise AuthenticationError(REFUSED_TOKEN)
 
 
 def check_protocol(peer: Identity) -> None:

@@ -14,6 +14,7 @@ from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
+from millrace.wire.data.data_keys import A_WORKER, Credential, read_claims
 from millrace.worker.core.worker_inputs import Input, PeerLeft, PeerSaid
 
 FETCH_TIMEOUT_S = 10.0
@@ -42,6 +43,7 @@ class PeerConnection:
 
     def __init__(self, connection: DataConnection) -> None:
         self._connection = connection
+        self._claims = read_claims(connection.claims)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
 
     def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = (), *, shared: bool = False) -> None:
@@ -69,12 +71,29 @@ class PeerConnection:
                     raise ProtocolError(f"expected Open or FetchLeftovers first, got {type(message).__name__}")
                 if isinstance(message, data_messages.Open):
                     first = ()
+                self._check(message)
                 feed(PeerSaid(self, message))
         finally:
             self._connection.close()
             feed(PeerLeft(self))
             self._queue.put(None)
             sender.join()
+
+    def _check(self, message: data_messages.ToServer) -> None:
+        """Refuse what the peer's key is not for."""
+        claimed = self._claims
+        match message:
+            case data_messages.Open():
+                allowed = message == claimed
+            case data_messages.FetchLeftovers(ref=ref):
+                allowed = claimed.consumer == A_WORKER and claimed.job == ref.job
+            case _:
+                allowed = claimed.consumer != A_WORKER
+        if not allowed:
+            raise ProtocolError(
+                f"the key of this peer is for consumer {claimed.consumer} of job {claimed.job!r}, and it asks for "
+                f"something else: {type(message).__name__}"
+            )
 
     def _send_all(self) -> None:
         ahead: list[_Item | None] = []
@@ -93,14 +112,15 @@ class PeerConnection:
 
 
 def fetch_leftovers(
-    address: str, refs: list[TaskRef], token: str | None
+    address: str, refs: list[TaskRef], credential: Credential
 ) -> list[tuple[data_messages.Leftovers, memoryview]]:
     """Ask another worker for leftovers; one answer for each of ``refs``.
 
     Raises:
         ServiceError: if it can't be asked.
     """
-    with open_data_connection(address, token, FETCH_TIMEOUT_S, local=False, sockets=1) as connection:
+    opened = open_data_connection(address, None, FETCH_TIMEOUT_S, local=False, sockets=1, credential=credential)
+    with opened as connection:
         answers = []
         for ref in refs:
             connection.send(data_messages.FetchLeftovers(ref))

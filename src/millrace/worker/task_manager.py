@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.elements.shared import Arena
-from millrace.errors import ServiceUnreachableError
+from millrace.errors import ServiceError, ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
 from millrace.host_limits import resident_bytes, run_delay_s
 from millrace.planning.split_table import pack_tables, summaries
@@ -23,6 +23,7 @@ from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
 from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection
+from millrace.wire.data.data_keys import consumer_key, read_claims, worker_credential
 from millrace.wire.error_codec import failure_of
 from millrace.worker.cache_access import CacheAccess
 from millrace.worker.core import worker_actions as act
@@ -50,7 +51,6 @@ class TaskManager:
         tell: sends a message to the dispatcher, without waiting.
         fetch: bytes by digest, from the dispatcher.
         put: gives it bytes, unless it has them, and returns their digest.
-        token: that other workers demand.
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs, over all lanes.
         arena: what batches are written into, so that they can be lent; None: ordinary memory.
@@ -65,7 +65,6 @@ class TaskManager:
         fetch: Fetch,
         put: Callable[[bytes], str],
         *,
-        token: str | None,
         threads: int | None,
         buffer_bytes: int,
         arena: Arena | None = None,
@@ -79,7 +78,6 @@ class TaskManager:
         self._fetch, self._share = fetch, share
         self._put = put
         self._hurry, self._end_process = hurry, end
-        self._token = token
         self._threads = threads
         self._arena = arena
         self._allocate: Allocate = np.empty if arena is None else arena.allocate
@@ -162,7 +160,11 @@ class TaskManager:
 
     def _leftovers_of(self, address: str, refs: list[msg.TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
         if address != self.address:
-            return fetch_leftovers(address, refs, self._token)
+            with self._lock:
+                job = self._core.jobs.get(refs[0].job)
+            if job is None:
+                raise ServiceError(f"job {refs[0].job!r} is over")
+            return fetch_leftovers(address, refs, worker_credential(job.key, job.job, job.generation))
         found = []
         for ref in refs:
             with self._lock:
@@ -236,6 +238,20 @@ class TaskManager:
         give_back()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def key_of(self, claims: bytes) -> bytes:
+        """Find the key of a peer, by what it claims.
+
+        Raises:
+            ServiceError: this worker does not serve the job (yet).
+            ProtocolError: the claims are malformed.
+        """
+        opening = read_claims(claims)
+        with self._lock:
+            job = self._core.jobs.get(opening.job)
+        if job is None or job.generation != opening.generation or not job.key:
+            raise ServiceError(f"this worker does not serve job {opening.job!r} now")
+        return consumer_key(job.key, opening)
 
     def serve(self, connection: DataConnection) -> None:
         """Serve one consumer or one tail's worker, until it goes."""

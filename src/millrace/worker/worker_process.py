@@ -99,7 +99,6 @@ class WorkerProcess:
             self._tell,
             functools.partial(fetch_blob, self._channel),
             functools.partial(put_blob, self._channel, waits=True),
-            token=token,
             threads=threads,
             buffer_bytes=buffer_bytes,
             arena=self._arena,
@@ -118,7 +117,14 @@ class WorkerProcess:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
-        server = DataServer(self._host, self._tasks.serve, port=self._port, token=self._token, arena=self._arena)
+        server = DataServer(
+            self._host,
+            self._tasks.serve,
+            port=self._port,
+            token=self._token,
+            arena=self._arena,
+            key_of=self._tasks.key_of,
+        )
         self._tasks.address = format_address(self._advertised, server.port)
         threads = [
             threading.Thread(target=self._converse, name="millrace-session", daemon=True),

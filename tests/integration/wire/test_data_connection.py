@@ -22,9 +22,10 @@ from millrace.errors import (
     ShippingError,
     VersionMismatchError,
 )
-from millrace.wire.auth import Identity
-from millrace.wire.data import data_connection
+from millrace.wire.auth import OWN, Identity
+from millrace.wire.data import data_connection, handshake
 from millrace.wire.data.data_connection import DataServer, open_data_connection
+from millrace.wire.data.data_keys import of_token
 from millrace.wire.data.frames import MAGIC, receive_frame, send_frame
 
 PROMPTLY_S = 5.0
@@ -96,6 +97,40 @@ def test_bulk_tokens():
             open_data_connection(server.address, "Secret")
         with pytest.raises(AuthenticationError, match="refused the token"):
             open_data_connection(server.address)
+
+
+def test_who_listens_in_a_servers_place_learns_nothing_and_is_found_out():
+    """It can answer with a nonce, and with any proof; what it has got opens nothing at the real one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_data_connection, f"127.0.0.1:{listener.getsockname()[1]}", "secret", 5.0)
+        sock, _ = listener.accept()
+        with sock:
+            hello, _ = receive_frame(sock, msgspec.msgpack.Decoder(handshake.Hello))
+            send_frame(sock, handshake.Welcome(OWN, nonce=b"n" * 32))
+            answer, _ = receive_frame(sock, msgspec.msgpack.Decoder(handshake.Answer))
+            send_frame(sock, handshake.Welcome(OWN, proof=answer.proof))
+            with pytest.raises(ServiceError, match="does not know the key that the service gave to this process"):
+                opening.result()
+    heard = msgspec.msgpack.encode([hello, answer])
+    assert not any(each in heard for each in (b"secret", of_token("secret").key))
+    with (
+        DataServer("127.0.0.1", bulk_echo, token="secret") as server,
+        socket.create_connection(("127.0.0.1", server.port)) as sock,
+    ):
+        send_frame(sock, hello)
+        assert receive_frame(sock, msgspec.msgpack.Decoder(handshake.Welcome))[0].nonce
+        send_frame(sock, answer)  # the server has drawn another nonce
+        failure = receive_frame(sock, msgspec.msgpack.Decoder(handshake.Welcome))[0].failure
+        assert failure is not None
+        assert failure.kind == "AuthenticationError"
+
+
+def test_a_hello_without_a_nonce_is_refused(bulk_server):
+    with socket.create_connection(("127.0.0.1", bulk_server.port)) as sock:
+        send_frame(sock, handshake.Hello(OWN))
+        failure = receive_frame(sock, msgspec.msgpack.Decoder(handshake.Welcome))[0].failure
+        assert failure is not None
+        assert failure.message == "the hello has no nonce"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +290,7 @@ def test_ctrl_c_while_bulk_data_is_awaited(peer):
 
 
 def test_other_protocols_are_refused(bulk_server, monkeypatch):
-    monkeypatch.setattr(data_connection, "OWN", Identity(protocol=99))
+    monkeypatch.setattr(handshake, "OWN", Identity(protocol=99))
     with pytest.raises(VersionMismatchError, match="this process protocol 99"):
         open_data_connection(bulk_server.address)
 

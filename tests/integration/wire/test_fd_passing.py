@@ -24,12 +24,12 @@ from millrace.elements.file_mapping import OpenFile
 from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
-from millrace.wire.auth import OWN
 from millrace.wire.data import fd_passing
 from millrace.wire.data.data_connection import DataServer, open_data_connection
+from millrace.wire.data.data_keys import of_token
 from millrace.wire.data.fd_passing import FdChannel, Preamble
 from millrace.wire.data.frames import LAYOUT, MAGIC, ReadAhead
-from millrace.wire.data.handshake import Hello, exchange_hello
+from millrace.wire.data.handshake import exchange_hello
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
 
@@ -236,7 +236,7 @@ def test_the_token_is_demanded_there_too():
         with sock:
             sock.connect(f"\0{giver.server._local_name}")
             with pytest.raises(AuthenticationError):
-                exchange_hello(sock, Hello(OWN), time.monotonic() + 5)
+                exchange_hello(sock, of_token("Secret"), time.monotonic() + 5)
 
 
 CLIENT = """

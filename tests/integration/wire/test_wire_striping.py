@@ -13,11 +13,11 @@ from tests.integration.wire.wire_messages import PROMPTLY_S
 
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.address import format_address
-from millrace.wire.auth import OWN
 from millrace.wire.data import data_connection, striping
 from millrace.wire.data.data_connection import DataServer, open_data_connection
+from millrace.wire.data.data_keys import of_token
 from millrace.wire.data.frames import receive_frame, send_frame
-from millrace.wire.data.handshake import Hello, exchange_hello
+from millrace.wire.data.handshake import exchange_hello
 from millrace.wire.data.striping import Striped, StripePart, round_trip_s, same_host
 from millrace.wire.own_token import own_token
 
@@ -140,15 +140,15 @@ def test_every_socket_says_the_token():
         with pytest.raises(AuthenticationError, match="refused the token"):
             open_data_connection(server.address, "Secret", sockets=3)
         with pytest.raises(AuthenticationError, match="refused the token"):
-            said(server, Hello(OWN, "wrong", part=StripePart("a", 1, 2)))
+            said(server, "wrong", StripePart("a", 1, 2))
         assert not server._pending._waiting
 
 
-def said(server, hello):
-    """A socket whose hello was welcomed."""
+def said(server, token, part):
+    """A socket that was welcomed as this part of a connection."""
     sock = socket.create_connection(("127.0.0.1", server.port))
     try:
-        exchange_hello(sock, hello, time.monotonic() + PROMPTLY_S)
+        exchange_hello(sock, of_token(token), time.monotonic() + PROMPTLY_S, part=part)
     except BaseException:
         sock.close()
         raise
@@ -159,20 +159,20 @@ def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
     with (
         DataServer("127.0.0.1", echo) as server,
-        said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
+        said(server, own_token(), StripePart("a", 1, 2)) as sock,
     ):
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
         assert not server._pending._waiting
         with pytest.raises(ProtocolError, match="a connection of 2 sockets came before all of them were there"):
-            said(server, Hello(OWN, own_token(), part=StripePart("a", 0, 2)))
+            said(server, own_token(), StripePart("a", 0, 2))
 
 
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
     with (
         DataServer("127.0.0.1", echo) as server,
-        said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
+        said(server, own_token(), StripePart("a", 1, 2)) as sock,
     ):
         server.close()
         assert sock.recv(1) == b""
@@ -193,12 +193,10 @@ def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
 
 
 def test_the_same_socket_twice_is_hung_up():
-    with DataServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))):
+    with DataServer("127.0.0.1", echo) as server, said(server, own_token(), StripePart("a", 1, 2)):
         with pytest.raises(EOFError):
-            said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2)))
-        with said(
-            server, Hello(OWN, own_token(), part=StripePart("a", 0, 2))
-        ) as first:  # the one that came earlier is still good
+            said(server, own_token(), StripePart("a", 1, 2))
+        with said(server, own_token(), StripePart("a", 0, 2)) as first:  # the one that came earlier is still good
             send_frame(first, Ping(5))
             assert receive_frame(first, PING)[0] == Ping(5)
 

@@ -4,7 +4,8 @@ from typing import Any, cast
 import pytest
 
 from millrace.errors import ProtocolError
-from millrace.protocol.data_messages import Delivery, Short
+from millrace.protocol.data_messages import Delivery, Open, Short
+from millrace.wire.data.data_keys import consumer_credential
 from millrace.worker.delivery_server import PeerConnection, with_end
 
 OUTPUTS = Delivery(0, 3, 7, index=4, count=2, changed="a file")
@@ -35,6 +36,7 @@ class Wire:
     """A connection that queues what is sent before the sender comes to it."""
 
     peer = "reader"
+    claims = consumer_credential(b"", Open("job", 0)).claims
 
     def __init__(self):
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,7 +1,8 @@
 """Data connections: frames over plain TCP, blocking sockets, one thread per connection.
 
-A connection starts with a hello of the connecting side (token, versions) and a welcome of the other; then both may
-send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
+A connection starts with a handshake (:mod:`.handshake`), in which both ends prove that they know the same key; then
+both may send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive`` and
+``close``.
 On one host memory is passed instead of copied (:mod:`.fd_passing`); where a round trip is long, a connection is made of
 several sockets (:mod:`.striping`). docs/design/0003-data-plane.md says why sockets are used as they are.
 """
@@ -27,11 +28,12 @@ import numpy.typing as npt
 from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableError, ShippingError
 from millrace.wire.address import format_address, listen, parse_address
-from millrace.wire.auth import OWN, check_exposure, check_protocol, check_token, check_token_form
+from millrace.wire.auth import check_exposure, check_token_form
 from millrace.wire.data.compression import Compression
+from millrace.wire.data.data_keys import Credential, of_token
 from millrace.wire.data.fd_passing import FdChannel
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
-from millrace.wire.data.handshake import Hello, exchange_hello, receive_hello, send_welcome
+from millrace.wire.data.handshake import exchange_hello, receive_hello, refuse, send_welcome
 from millrace.wire.data.striping import (
     PendingSockets,
     Striped,
@@ -41,8 +43,7 @@ from millrace.wire.data.striping import (
     sockets_for,
     window_bytes,
 )
-from millrace.wire.error_codec import failure_of
-from millrace.wire.own_token import check_listener, resolve
+from millrace.wire.own_token import resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,12 +70,14 @@ class DataConnection:
 
     Attributes:
         peer: the other end's ``host:port``, for messages.
+        claims: what the peer may ask for, as its key says; empty: everything.
     """
 
     def __init__(
         self, sock: Stream, peer: str, local: FdChannel | None = None, compression: Compression | None = None
     ) -> None:
         self.peer = peer
+        self.claims = b""
         self._sock = sock
         self._compression = compression
         self._local = local
@@ -206,8 +209,9 @@ class DataServer:
         host: where to listen; other than loopback demands a token.
         on_connection: the callback; it ends when its connection is closed.
         port: 0 takes a free one.
-        token: token that peers have to present; None: on loopback this user's own.
+        token: token that peers have to know; None: on loopback this user's own.
         arena: memory that peers on this host are lent; None: everything goes through TCP.
+        key_of: finds the key of a peer by its claims, in place of the token; its errors are told to the peer.
 
     Raises:
         AddressInUseError: the port is taken.
@@ -223,15 +227,17 @@ class DataServer:
         port: int = 0,
         token: str | None = None,
         arena: Arena | None = None,
+        key_of: Callable[[bytes], bytes] | None = None,
     ) -> None:
         token, _ = resolve(format_address(host, port), token)
         check_exposure(host, port, token)
+        key = of_token(token).key
+        self._key_of = key_of or (lambda claims: key)
         self._arena = arena
         listener = listen(host, port)
         self.port: int = listener.getsockname()[1]
         self.address = format_address(host, self.port)
         self._on_connection = on_connection
-        self._token = token
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._serving: dict[DataConnection, threading.Thread] = {}
@@ -311,12 +317,12 @@ class DataServer:
     def _serve(self, connection: DataConnection, sock: socket.socket) -> None:
         try:
             with connection.borrowed("welcome"):
-                part = self._let_in(connection, sock)
+                part, shown = self._let_in(connection, sock)
                 if part is not None and part.index:
                     with self._pending.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
-                        send_welcome(lent)
+                        send_welcome(lent, shown)
                     return
-                send_welcome(sock, local="" if sock.family == _AF_UNIX else self._local_name)
+                send_welcome(sock, shown, "" if sock.family == _AF_UNIX else self._local_name)
             self._on_connection(connection)
         except ServiceUnreachableError as error:
             _logger.debug("%s left: %s", connection.peer, error)
@@ -329,21 +335,20 @@ class DataServer:
             with self._lock:
                 del self._serving[connection]
 
-    def _let_in(self, connection: DataConnection, sock: socket.socket) -> StripePart | None:
-        hello = receive_hello(sock, HELLO_TIMEOUT_S)
+    def _let_in(self, connection: DataConnection, sock: socket.socket) -> tuple[StripePart | None, bytes]:
+        hello, shown = receive_hello(sock, HELLO_TIMEOUT_S, self._key_of)
         part = hello.part
         try:
-            check_protocol(hello.identity)
-            check_token(self._token, hello.token)
             if part is not None:
                 part.check()
             if part is None or part.index == 0:
                 others = self._pending.collect(part) if part is not None else []
                 connection.switch_to(Striped([sock, *others]) if others else sock, hello.compression)
         except MillraceError as error:
-            send_welcome(sock, failure_of(error))
+            refuse(sock, error)
             raise
-        return part
+        connection.claims = hello.claims
+        return part, shown
 
 
 def _may_share(sock: socket.socket) -> bool:
@@ -372,6 +377,7 @@ def open_data_connection(
     local: bool = True,
     compression: Compression | None = None,
     sockets: int | None = None,
+    credential: Credential | None = None,
 ) -> DataConnection:
     """Connect to a :class:`DataServer`.
 
@@ -383,16 +389,20 @@ def open_data_connection(
         compression: of payloads that go through TCP, in both directions.
         sockets: how many the connection is made of, 1 to 8; None: as the link wants it
             (:func:`~millrace.wire.data.striping.sockets_for`).
+        credential: what this process shows in place of the token.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
         AuthenticationError: no token or the wrong one.
         VersionMismatchError: the server is another version of millrace.
         ProtocolError: what answers is not millrace.
-        ServiceError: ``address`` is malformed.
+        ServiceError: ``address`` is malformed, or who answers there does not know the key of this process.
     """
-    token, own = resolve(address, token)
-    check_token_form(token)
+    if credential is None:
+        token, _ = resolve(address, token)
+        check_token_form(token)
+        credential = of_token(token)
+    shown = credential
     host, port = parse_address(address)
     where = format_address(host, port)
     deadline = time.monotonic() + timeout
@@ -407,13 +417,11 @@ def open_data_connection(
                 f" no firewall between?"
             ) from error
         opened.append(sock)
-        if own:
-            check_listener(where)
         return sock
 
     def join(part: StripePart) -> socket.socket:
         sock = dial()
-        exchange_hello(sock, Hello(OWN, token, part=part), deadline)
+        exchange_hello(sock, shown, deadline, part=part)
         return sock
 
     try:
@@ -426,8 +434,8 @@ def open_data_connection(
             part, *parts = [StripePart(identity, index, count) for index in range(count)]
             with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
                 others = list(pool.map(join, parts))
-        name = exchange_hello(first, Hello(OWN, token, compression, part), deadline).local
-        nearer = _connect_locally(name, token, deadline) if local and name else None
+        name = exchange_hello(first, shown, deadline, compression, part)
+        nearer = _connect_locally(name, shown, deadline) if local and name else None
         if nearer is None:
             return DataConnection(Striped([first, *others]) if others else first, where, compression=compression)
         for sock in opened:
@@ -445,7 +453,7 @@ def open_data_connection(
         raise
 
 
-def _connect_locally(name: str, token: str | None, deadline: float) -> socket.socket | None:
+def _connect_locally(name: str, credential: Credential, deadline: float) -> socket.socket | None:
     """Connect to the server's Unix socket, up to the welcome; None if it can't be seen from here."""
     if not AVAILABLE:
         return None
@@ -458,7 +466,7 @@ def _connect_locally(name: str, token: str | None, deadline: float) -> socket.so
             _logger.debug("no shared memory with %s: %s", name, _reason(error))
             sock.close()
             return None
-        exchange_hello(sock, Hello(OWN, token), deadline)
+        exchange_hello(sock, credential, deadline)
     except BaseException as error:
         sock.close()
         if isinstance(error, (EOFError, ConnectionError)) and not isinstance(error, MillraceError):
