@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -142,6 +143,40 @@ def test_close_does_not_wait_for_a_dispatcher_that_does_not_listen(serving):
         started = time.monotonic()
         session.close()
         assert time.monotonic() - started < PROMPTLY_S
+
+
+def test_a_session_that_is_closed_reads_nothing_more(serving):
+    got = []
+
+    async def close_at_1(session):
+        async for message in session:
+            got.append(message.number)
+            if message.number == 1:
+                session.close()
+
+    with serving(on_session=close_at_1) as dispatcher, ControlChannel(dispatcher.address) as channel:
+        session = channel.open_session(Ping)
+        for number in range(3):
+            session.send(Ping(number))
+        assert list(session) == []
+    assert got == [0, 1]
+
+
+def test_whatever_serves_a_session_ends_when_it_is_closed(serving):
+    cancelled = threading.Event()
+
+    async def wait(session):
+        asyncio.get_running_loop().call_soon(session.close, JobConflictError("no more"))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with serving(on_session=wait) as dispatcher, ControlChannel(dispatcher.address) as channel:
+        session = channel.open_session(Ping)
+        with pytest.raises(JobConflictError, match="no more"):
+            next(session)
+        assert cancelled.wait(PROMPTLY_S)
 
 
 def test_a_peer_that_does_not_read_is_given_up(monkeypatch, serving):

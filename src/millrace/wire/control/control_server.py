@@ -31,8 +31,6 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 100),  # of a connection: a process has one session and a few calls
 )
 
-_END = object()
-"""Last entry of a session's inbox."""
 _logger = logging.getLogger(__name__)
 
 
@@ -56,18 +54,20 @@ class CallHandler(NamedTuple):
 class Session:
     """Stream of one peer. ``async for message in session`` ends when the peer left, vanished, or the session is closed.
 
-    It belongs to the event loop: not to be touched from other threads.
+    Nothing is read ahead: a peer is held back until its message was taken. It belongs to the event loop: not to be
+    touched from other threads.
 
     Attributes:
         peer: the peer's address as gRPC writes it, e.g. ``ipv4:10.0.0.7:41234``.
         identity: identity that the peer stated.
     """
 
-    def __init__(self, peer: str, identity: Identity) -> None:
-        self.peer = peer
+    def __init__(self, context: grpc.aio.ServicerContext, identity: Identity, decode: Callable[[bytes], Any]) -> None:
+        self.peer: str = context.peer()
         self.identity = identity
         self.error: MillraceError | None = None
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue(1)  # one: a peer is held back until it was taken
+        self._context = context
+        self._decode = decode
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outbox_bytes = 0
         self._closing = asyncio.Event()
@@ -88,7 +88,8 @@ class Session:
         self._outbox.put_nowait(encoded)
         self._outbox_bytes += len(encoded)
         if self._outbox_bytes > rpc.MAX_OUTBOX_BYTES:
-            _drain(self._outbox)
+            while not self._outbox.empty():
+                self._outbox.get_nowait()
             error = f"{self.peer} left {self._outbox_bytes} bytes of messages unread and was given up"
             self.close(ServiceError(error))
 
@@ -99,29 +100,32 @@ class Session:
         self.error = error
         self._closing.set()
         self._outbox.put_nowait(None)
-        _drain(self._inbox)
-        self._inbox.put_nowait(_END)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        message = await self._inbox.get()
-        if message is _END:
-            self._inbox.put_nowait(_END)  # for whoever asks again
+        if self.closed:
             raise StopAsyncIteration
-        return message
+        try:
+            encoded = await self._context.read()
+        except Exception as error:
+            _logger.debug("session with %s broke: %r", self.peer, error)
+            raise StopAsyncIteration from error
+        if encoded is grpc.aio.EOF or self.closed:
+            raise StopAsyncIteration
+        try:
+            return self._decode(encoded)
+        except (msgspec.MsgspecError, RecursionError, MillraceError) as error:
+            _logger.warning("session with %s ended: malformed message: %s", self.peer, error)
+            raise ProtocolError(f"the dispatcher got a malformed message: {error}") from error
 
-    # The rest is for the server, which moves bytes between the session and gRPC.
+    # The rest is for the server.
 
-    async def put(self, message: Any = _END) -> None:
-        """Hand ``message`` to whoever iterates, or the end; wait until the one before was taken."""
-        await self._inbox.put(message)
-
-    async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def pump(self) -> None:
         """Write what is queued, until the session is closed and nothing is left."""
         while (encoded := await self._outbox.get()) is not None:
-            await write(encoded)
+            await self._context.write(encoded)
             self._outbox_bytes -= len(encoded)
 
     async def until_closed(self) -> None:
@@ -129,17 +133,13 @@ class Session:
         await self._closing.wait()
 
 
-def _drain(queue: asyncio.Queue[Any]) -> None:
-    while not queue.empty():
-        queue.get_nowait()
-
-
 class ControlServer:
     """Server of sessions and calls at one address.
 
     Args:
         address: where to listen, see :func:`~millrace.wire.address.parse_address`; other than loopback demands a token.
-        on_session: run as a task per peer; when it returns the session is closed, when it raises the peer is told.
+        on_session: run as a task per peer; when it returns the session is closed, when it raises the peer is told, and
+            when the session is closed it is cancelled.
         message: the type of peers' messages, e.g. a union of tagged structs; a message that doesn't decode strictly
             closes the session with a ProtocolError.
         check: called with each message that decodes; an error of :mod:`millrace.errors` closes the session.
@@ -263,42 +263,32 @@ class ControlServer:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def _serve_session(self, identity: Identity, _: Any, context: grpc.aio.ServicerContext) -> None:
-        session = Session(context.peer(), identity)
+        session = Session(context, identity, self._decode)
         self._sessions.add(session)
-        writer = asyncio.create_task(session.pump(context.write))
-        reader = asyncio.create_task(self._read(session, context))
+        writer = asyncio.create_task(session.pump())
         run = asyncio.create_task(self._run(session))
         self._tasks.add(run)
         run.add_done_callback(self._tasks.discard)
         try:
             await session.until_closed()
+            run.cancel()
             await asyncio.wait((writer,), timeout=_FLUSH_S)
         finally:  # gRPC cancels this coroutine when the peer vanishes and when the server's grace is over
             session.close()
             self._sessions.discard(session)
-            reader.cancel()
+            run.cancel()
             writer.cancel()
-            for outcome in await asyncio.gather(reader, writer, return_exceptions=True):
+            for outcome in await asyncio.gather(run, writer, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     _logger.debug("session with %s broke: %r", session.peer, outcome)
         if session.error is not None:
             await _refuse(session.error, None, context)
 
-    async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
-        try:
-            while (encoded := await context.read()) is not grpc.aio.EOF:
-                check_containers(encoded, "a message")
-                message = self._decoder.decode(encoded)
-                self._check(message)
-                await session.put(message)
-        except (msgspec.MsgspecError, RecursionError, MillraceError) as error:
-            _logger.warning("session with %s ended: malformed message: %s", session.peer, error)
-            session.close(ProtocolError(f"the dispatcher got a malformed message: {error}"))
-        except Exception:
-            session.close()
-            raise
-        else:
-            await session.put()
+    def _decode(self, encoded: bytes) -> Any:
+        check_containers(encoded, "a message")
+        message = self._decoder.decode(encoded)
+        self._check(message)
+        return message
 
     async def _run(self, session: Session) -> None:
         try:
