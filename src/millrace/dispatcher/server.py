@@ -273,9 +273,10 @@ class Dispatcher:
         for event in tx.events:
             if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
                 self._worker_pool.leaves(event.worker)
-        # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
-        actions = [(action, self._session_of(action)) for action in merged(tx.actions)]
-        self._pending.append(PendingDecision(tx.events, tx.encoded, actions))
+        if tx.events or tx.actions:
+            # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
+            actions = [(action, self._session_of(action)) for action in merged(tx.actions)]
+            self._pending.append(PendingDecision(tx.events, tx.encoded, actions))
         if tx.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
             self._some_pending.set()
 
