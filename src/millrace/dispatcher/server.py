@@ -355,8 +355,7 @@ class Dispatcher:
                 return self._workers.get(worker)
             case act.SendToClient(client=client) | act.CloseClient(client=client):
                 return self._clients.get(client)
-            case _:
-                return None
+        return None
 
     def _perform(self, action: act.Action, session: Session | None) -> None:
         match action:
