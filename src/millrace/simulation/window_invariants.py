@@ -9,7 +9,7 @@ from millrace.client.own_epoch import OwnEpoch
 from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft, EpochBegan, Progressed
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobCreated
-from millrace.control.journal.task_events import TaskEnded
+from millrace.control.journal.task_events import TaskEnded, TaskReleased
 from millrace.control.state.state import State
 from millrace.protocol import data_messages
 from millrace.simulation.member_invariants import MemberInvariants
@@ -51,6 +51,8 @@ class WindowInvariants(MemberInvariants):
                 self._changed[group] = now
             case EpochBegan(epoch=epoch):
                 self._begun.setdefault((group, epoch), now)
+            case TaskReleased(reason=reason) if reason.startswith("nobody is there"):
+                self._cluster.fired["lease taken back that waited for members"] += 1
 
     def durable(self, event: Event) -> None:
         """Note what every later life of the dispatcher knows."""

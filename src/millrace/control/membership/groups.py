@@ -26,8 +26,7 @@ from millrace.control.membership.admission import (
     known_place,
 )
 from millrace.control.membership.jobs import consumer_gone, create, refuse, remove_job, tell_audience
-from millrace.control.state.state import Job
-from millrace.control.state.task_state import TaskState
+from millrace.control.state.state import Epoch, Job
 from millrace.control.tasks import group_progress
 from millrace.control.tasks.epochs import send_epoch
 from millrace.control.tasks.leases import revoke, stays_over
@@ -152,17 +151,16 @@ def first_epoch(job: Job) -> int:
     over = epoch.done > 0
     if job.windowed:
         kept = job.spec.visitation == "zero_once_or_more" and bool(epoch.live)
-        over = epoch.settled and not kept and not any(_to_come(job, live) for live in epoch.live.values())
+        over = epoch.settled and not kept and not any(_to_come(job, epoch, task) for task in epoch.live)
     return max(0, job.newest + over)
 
 
-def _to_come(job: Job, live: TaskState) -> bool:
+def _to_come(job: Job, epoch: Epoch, task: int) -> bool:
     """Whether something of a task of a window is still to be computed.
 
-    Its worker may not have said yet that the run has ended. Of what ran as the last member left, only that is with a
-    worker still of which this member had all.
+    Its worker may not have said yet that the run has ended, of which a member has all, or had before it left.
     """
-    return not (stays_over(job, live) or (live.worker and not job.consumers))
+    return not (stays_over(job, epoch.live[task]) or task in epoch.outputs)
 
 
 def is_late(job: Job) -> bool:

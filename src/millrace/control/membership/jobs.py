@@ -51,7 +51,7 @@ from millrace.control.tasks.epochs import (
     tell_steps,
     unsettle,
 )
-from millrace.control.tasks.leases import discard_outputs, forgo, leave_behind, revoke, runs_of_window, settle
+from millrace.control.tasks.leases import discard_outputs, forgo, leave_behind, revoke_paused, settle
 from millrace.control.tasks.slots import missing, unread_by
 from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
@@ -426,13 +426,12 @@ def _gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0
 
 
 def _keep_window(tx: Transaction, job: Job, member: int, reason: str) -> None:
-    """Keep what lies in the windows of a group whose last member has gone: a job may come right after it."""
-    running = runs_of_window(job)  # as known before what the member has is forgotten
+    """Keep what lies in windows as the last member has gone, and what runs, which stops: a job may come right after."""
     tx.emit(ConsumerLeft(job.name, member, reason))
-    for number, task in running:
-        revoke(tx, job, number, task, "nobody is there to read it")
     tell_audience(tx, job)
     tx.emit(JobKept(job.name, tx.now))
+    for worker in tx.state.index.serving.draining:
+        revoke_paused(tx, worker)
 
 
 def _let_go(tx: Transaction, job: Job, member: int) -> None:

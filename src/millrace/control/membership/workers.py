@@ -24,7 +24,14 @@ from millrace.control.membership.quarantine import planning_died, suspect
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
-from millrace.control.tasks.leases import discard_outputs, finished, leased_by, on_lease_unknown, on_worker_lost
+from millrace.control.tasks.leases import (
+    discard_outputs,
+    finished,
+    leased_by,
+    on_lease_unknown,
+    on_worker_lost,
+    revoke_paused,
+)
 from millrace.control.tasks.window_tasks import lies_in_window
 from millrace.protocol import messages as msg
 
@@ -136,12 +143,14 @@ def leaving(tx: Transaction, name: str, message: msg.WorkerLeaving) -> None:
     worker = tx.state.workers[name]
     if not worker.draining:  # who comes back says so again, and has no more time for that
         tx.emit(WorkerRetiring(name, tx.now + message.within_s if message.within_s else 0.0))
+        revoke_paused(tx, worker)
         _hand_over(tx, name)
 
 
 def drain(tx: Transaction, name: str, within_s: float) -> None:
     """Have a worker leave in good order that is not needed any more."""
     tx.emit(WorkerRetiring(name, tx.now + within_s))
+    revoke_paused(tx, tx.state.workers[name])
     _hand_over(tx, name)
 
 

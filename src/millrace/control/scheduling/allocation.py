@@ -23,7 +23,7 @@ from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Division
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
-from millrace.control.tasks.leases import revoke
+from millrace.control.tasks.leases import paused, revoke, revoke_paused
 from millrace.control.tasks.slots import active, readers_of
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
 from millrace.policies.scheduling.worker_assignment import JobNeed, assign
@@ -266,6 +266,10 @@ def revoke_blocked(tx: Transaction, leaving: set[str]) -> None:
         job = tx.state.jobs.get(worker.job)
         if job is None or not worker.unfinished:
             continue
+        if paused(tx.state, worker):
+            if _sought(tx, worker, taken=True):
+                revoke_paused(tx, worker, f"another job waits for worker {name}")
+            continue
         held = [key for key in worker.unfinished.values() if key[0] == job.name]
         sight = tx.observed.workers.get(name)
         report = sight.report if sight is not None else None
@@ -332,15 +336,24 @@ def assign_workers(tx: Transaction, leaving: set[str]) -> None:
 
 def _stays(tx: Transaction, worker: Worker, *, young: bool) -> bool:
     """Its job, which has nothing for it, may keep it, and no other job that may have it has anything for it."""
-    state, crew = tx.state, tx.state.index.serving
-    job = state.jobs.get(worker.job)
+    job = tx.state.jobs.get(worker.job)
     if job is None or job.failure is not None or not _admits(tx, job, worker):
         return False
+    return not _sought(tx, worker, young=young)
+
+
+def _sought(tx: Transaction, worker: Worker, *, young: bool = False, taken: bool = False) -> bool:
+    """Whether another job that may have the worker has anything for it.
+
+    Of a ``young`` turn, one that has no worker; if something is ``taken`` by that, one that can have no free worker.
+    """
+    state, crew = tx.state, tx.state.index.serving
+    free = crew.by_job.get("", ()) if taken else ()
     others = having_work(tx, worker, divide(tx).unserved if young else state.jobs.keys())
-    mine = [state.jobs[name] for name in others if name != job.name]
-    sharded = [state.jobs[name] for name in crew.sharded if name != job.name]
-    return not (
-        any(_admits(tx, other, worker) for other in mine) or any(runnable(tx, other, worker) for other in sharded)
+    mine = [state.jobs[name] for name in others if name != worker.job]
+    sharded = [state.jobs[name] for name in crew.sharded if name != worker.job]
+    return any(_admits(tx, other, worker) and not any(fits(other, each) for each in free) for other in mine) or any(
+        runnable(tx, other, worker) for other in sharded
     )
 
 

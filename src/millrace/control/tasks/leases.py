@@ -162,10 +162,23 @@ def stays_over(job: Job, live: TaskState) -> bool:
     return job.windowed and (live.finished or live.complete)
 
 
-def runs_of_window(job: Job) -> list[tuple[int, int]]:
-    """List (epoch, task) of what workers run for a window and no member has all of."""
-    tasks = [(number, task, live) for number, epoch in job.epochs.items() for task, live in epoch.live.items()]
-    return [(number, task) for number, task, live in tasks if live.worker and not stays_over(job, live)]
+def paused(state: State, worker: Worker) -> list[tuple[str, int, int]]:
+    """List (job, epoch, task) of what a worker runs, or is to run, for members of a window who all have gone.
+
+    What the last of them had all of has ended, though the worker's word of that may still be under way.
+    """
+    held = [(state.jobs[name], number, task) for name, number, task in worker.unfinished.values()]
+    return [
+        (job.name, number, task)
+        for job, number, task in held
+        if job.windowed and not job.consumers and task not in job.epochs[number].outputs
+    ]
+
+
+def revoke_paused(tx: Transaction, worker: Worker, reason: str = "its worker leaves") -> None:
+    """Take from a worker what waits there for members of a window to come."""
+    for name, number, task in paused(tx.state, worker):
+        revoke(tx, tx.state.jobs[name], number, task, f"nobody is there to read it, and {reason}")
 
 
 def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:

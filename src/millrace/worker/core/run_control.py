@@ -187,7 +187,7 @@ class RunControl:
         """Start the next lease of a lane, have its run go on if it can, and send what readers let it send."""
         run = lane.run
         if run is None:
-            if lane.pending and not lane.closed:
+            if lane.pending and not (lane.closed or lane.buffer.paused):
                 run = lane.start(now)
                 self.actions.append(act.StartRun(lane.number, lane.job, lane.slot, run.lease))
         elif isinstance(run.state, Delivering):

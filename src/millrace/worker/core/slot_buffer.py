@@ -210,6 +210,11 @@ class SlotBuffer:
         """Keep at most so many bytes from now on."""
         self.limit = limit
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to run, as all have gone that it would be for, and others may come."""
+        return False
+
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     @property

@@ -9,6 +9,9 @@ from millrace.worker.core.outbox import ReaderCursor, ReaderOutbox, TaskBuffer, 
 from millrace.worker.core.slot_buffer import SlotBuffer
 from millrace.worker.core.worker_inputs import OutputMessage
 
+MESSAGES = 16
+"""Least number of a window's messages: one is dropped as a whole, and so much less of the window is there."""
+
 
 class WindowBuffer(SlotBuffer):
     """A slot buffer that keeps the newest messages, whoever has them.
@@ -139,6 +142,15 @@ class WindowBuffer(SlotBuffer):
             self._settle(self.tasks[key])
         return finished
 
+    def room(self, epoch: int, size: int) -> bool:
+        """Whether ``size`` more bytes may be put in: not while nobody is there, so that runs stop where they are."""
+        return not self.paused and super().room(epoch, size)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nobody is there."""
+        return not self.outboxes
+
     def waits(self, key: TaskKey, lease: int) -> bool:
         """Whether outputs of this lease are kept that the furthest reader has not acknowledged."""
         return self.has(key, lease) and any(number >= self._mark for number in self._numbers[key])
@@ -152,6 +164,10 @@ class WindowBuffer(SlotBuffer):
                 self._drop(number)
             self._settle(task)
         self._advance()
+
+    def spared(self, key: TaskKey) -> bool:
+        """Whether nothing of the task's outputs is kept any more, nor waits for who comes."""
+        return not self.paused and super().spared(key)
 
     def forget(self, key: TaskKey) -> None:
         """Drop a task with all that is kept of it."""
@@ -196,6 +212,12 @@ class WindowBuffer(SlotBuffer):
             key=lambda each: (self._marks[each.reader], each.reading, -each.reader),
             default=None,
         )
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes that messages should have: of these a window drops one after the other, and has at least so many."""
+        window = self.limit // 2 if self._window is None else self._window
+        return max(1, min(super().message_bytes, window // MESSAGES))
 
     @property
     def filled(self) -> bool:

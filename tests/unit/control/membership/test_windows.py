@@ -244,22 +244,73 @@ def test_who_comes_before_a_worker_says_that_the_last_run_has_ended_begins_with_
     assert dump(service.replayed()) == dump(service.state)
 
 
-def test_nothing_is_computed_while_nobody_is_there_and_what_was_to_be_is_for_who_comes(service):
+def leaves_runs(service):
+    """The only member leaves while a worker runs tasks for it; the worker, and the leases that it has then."""
     first = join(service, "c0", "first")
-    service.plan_tasks(service.workers["w"])
-    assert service.workers["w"].leases
+    worker = service.workers["w"]
+    service.plan_tasks(worker)
+    leases = set(worker.leases)
+    assert leases
     service.say(inp.ConsumerSaid("c0", msg.LeaveJob()))
-    assert not service.workers["w"].leases
-    assert any(
-        isinstance(each.message, Audience) and not each.message.members
-        for each in service.last
-        if hasattr(each, "message")
-    )
-    second = join(service, "c1", "second")
+    assert first.joined.job in service.state.jobs
+    return worker, leases
+
+
+@pytest.mark.parametrize("visitation", ["at_most_once", "zero_once_or_more"])
+def test_what_runs_as_the_last_member_leaves_stays_with_its_worker_for_who_comes(service, visitation):
+    first = join(service, "c0", "first", visitation=visitation)
+    worker = service.workers["w"]
+    service.plan_tasks(worker)
+    leases = set(worker.leases)
+    said = service.say(inp.ConsumerSaid("c0", msg.LeaveJob()))
+    assert [each.message.members for each in said if isinstance(getattr(each, "message", None), Audience)] == [{}]
+    service.tick(service.settings.job_gc_timeout_s / 2)
+    assert set(worker.leases) == leases, "its worker keeps what it has computed, and stops there"
+    second = join(service, "c1", "second", visitation=visitation)
+    assert second.joined.job == first.joined.job
     read_all(service, second)
-    assert second.done
     assert sorted(second.complete) == list(range(COUNT))
-    assert first.joined.job == second.joined.job
+    assert leased(service) == COUNT, "nothing runs again"
+
+
+def test_what_waits_for_who_comes_goes_back_when_another_job_wants_the_worker(service):
+    worker, leases = leaves_runs(service)
+    other = service.join("c1", "other")
+    assert not leases & set(worker.leases)
+    service.plan_tasks(worker)
+    assert {lease.ref.job for lease in worker.leases.values()} == {"other"}
+    service.run()
+    assert other.done
+    late = join(service, "c2", "late")
+    read_all(service, late)
+    assert sorted(late.complete) == list(range(COUNT))
+    assert dump(service.replayed()) == dump(service.state)
+
+
+def test_what_waits_for_who_comes_stays_where_it_is_if_the_other_job_can_have_a_worker_that_is_free(service):
+    worker, leases = leaves_runs(service)
+    service.add_worker("free")
+    service.join("c1", "other", workers=(1, 1))
+    assert set(worker.leases) == leases
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_waits_for_who_comes_keeps_no_worker_from_leaving(service, before):
+    if before:
+        join(service, "c0", "first")
+        service.plan_tasks(service.workers["w"])
+        service.say(inp.WorkerSaid("w", msg.WorkerLeaving(30.0)))
+        assert service.workers["w"].leases, "it is read"
+        service.say(inp.ConsumerSaid("c0", msg.LeaveJob()))
+    else:
+        leaves_runs(service)
+        service.say(inp.WorkerSaid("w", msg.WorkerLeaving(30.0)))
+    service.work()
+    assert service.workers["w"].stopped
+    service.add_worker("other")
+    late = join(service, "c1", "late")
+    read_all(service, late)
+    assert sorted(late.complete) == list(range(COUNT))
 
 
 def test_the_oldest_tasks_are_forgotten_and_who_lacks_them_is_told():

@@ -229,15 +229,34 @@ def test_who_asks_for_more_than_a_run_begins_with_is_told_so():
     assert taken(buffer, 0) == [("skipped", 3), 3]
 
 
-def test_who_joins_after_outputs_that_were_not_kept_as_nobody_was_there_is_told_so():
+def test_while_nobody_is_there_nothing_is_put_in_and_who_comes_misses_nothing_by_that():
     buffer = window_of(0)
     put(buffer, 0)
     buffer.leave(0)
-    assert not buffer.put(KEY, 1, message(1))
-    buffer.finish(KEY, 1, 2, 0)
+    assert buffer.paused
+    assert not buffer.room(0, 10)
+    assert not buffer.spared(KEY), "else it would go on, and be dropped"
     buffer.join(1)
+    assert not buffer.paused
     read(buffer, 1)
-    assert taken(buffer, 1) == [0, ("skipped", 2), ("end", 2)]
+    put(buffer, 1)
+    buffer.finish(KEY, 1, 2, 0)
+    assert taken(buffer, 1) == [0, 1, ("end", 2)]
+
+
+def test_a_task_that_runs_on_while_nobody_is_there_and_has_no_more_is_remembered_by_its_end():
+    buffer = window_of(0)
+    buffer.leave(0)
+    buffer.finish(KEY, 1, 0, 0)
+    buffer.validate()
+    assert [task.key for task in buffer.ended()] == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("limit", "window", "bytes_"), [(64 << 20, None, 1 << 20), (8 << 20, None, 1 << 18), (64, 64, 4)]
+)
+def test_a_window_has_at_least_sixteen_messages(limit, window, bytes_):
+    assert WindowBuffer(limit, [0], window=window).message_bytes == bytes_
 
 
 def test_who_was_let_go_of_a_task_and_asks_for_it_all_the_same_gets_what_there_is():

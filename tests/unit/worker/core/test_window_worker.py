@@ -144,3 +144,29 @@ def test_what_the_tail_has_is_dropped_and_outputs_stay(driver):
     assert not driver.core.leftovers
     assert [each.leftovers for each in driver.core.held()] == [False]
     assert driver.core.lanes["a", 0].buffer.bytes == 40
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_run_stops_as_the_last_member_leaves_and_goes_on_for_who_comes_or_is_given_back(driver, comes):
+    lane = begin(driver, 1000, 1000)
+    driver.put(lane, 0, 10)
+    driver.say("fast", Received(0, 0, 1))
+    driver.heard(Audience("a", {}))
+    driver.lease(1, 2)
+    assert driver.put(lane, 1, 10) is None
+    if not comes:
+        driver.heard(msg.RevokeTask(msg.TaskRef("a", 0, 0), 1))
+        assert isinstance(driver.answer(), act.Halt)
+        driver.feed(inp.RunEnded(lane, inp.Stopped()))
+        assert driver.taken(act.StartRun) == [], "nor does the next one begin"
+        driver.heard(msg.RevokeTask(msg.TaskRef("a", 0, 1), 2))
+        assert [type(each) for each in driver.told()] == [msg.TaskReturned] * 2
+        return
+    driver.heard(Audience("a", {2: 0}))
+    assert isinstance(driver.answer(), act.GoOn)
+    driver.connect("late", 2)
+    driver.actions.clear()
+    driver.say("late", Read(0, 0, 1))
+    assert heard(driver, "late") == [0, 1], "what others had, and what waited"
+    driver.finish(lane, 2)
+    assert [each.lease.lease for each in driver.taken(act.StartRun)] == [2]
