@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -174,8 +175,8 @@ def far_store(folder: str, round_trip_s: float, bytes_per_s: float = 0.0, *, par
         parts: whether parts of objects are asked for.
     """
     with contextlib.ExitStack() as stack:
-        if shutil.which("rclone") and not parts:
-            server, port, near = "rclone", stack.enter_context(_rclone(folder)), _environment(0)
+        if (program := _found("rclone")) and not parts:
+            server, port, near = "rclone", stack.enter_context(_rclone(program, folder)), _environment(0)
         else:
             stack.enter_context(s3_bucket(BUCKET))
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL")
@@ -194,8 +195,13 @@ def _endpoint(port: int) -> dict[str, str]:
     return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"}
 
 
+def _found(program: str) -> str | None:
+    """The path of a program that is installed beside this interpreter or lies on PATH."""
+    return shutil.which(program, path=os.path.dirname(sys.executable)) or shutil.which(program)
+
+
 @contextlib.contextmanager
-def _rclone(folder: str) -> Iterator[int]:
+def _rclone(program: str, folder: str) -> Iterator[int]:
     """Runs rclone's server of a folder that has the bucket's as a link; yields its port."""
     root = f"{folder.rstrip('/')}-root"
     os.makedirs(root)
@@ -213,7 +219,7 @@ def _rclone(folder: str) -> Iterator[int]:
         "ERROR",
     ]
     command = [
-        "rclone",
+        program,
         "serve",
         "s3",
         "--addr",
