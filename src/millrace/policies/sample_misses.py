@@ -11,10 +11,9 @@ with probability ``min(q, g - v)``. It is added if it isn't: ``v`` grows by ``1 
 ``v(t) = (1 - g)(exp(t) - 1)``, until ``v`` reaches ``g`` and everything misses.
 
 **With prefetching** a sample that is there when it is asked for goes to the end of the line, as it would else go before
-it is read. So all that was asked for in this epoch stands behind what was not. The model lets none of it go, as what is
-asked for and unread never exceeds the room (0016-cost.md says when a cache loses some all the same): how far
-ahead of the loop a sample is asked for changes nothing. What is being fetched takes no room yet: other samples go once
-it is there. With the share ``f`` under way, always the same, ``min(q (1 - t), g + f - t)`` is held that was not asked
+it is read. So all that was asked for in this epoch stands behind what was not, and none of it goes unread, as what is
+asked for and unread never exceeds the room: how far ahead of the loop a sample is asked for changes nothing. What is
+being fetched takes no room yet: other samples go once it is there. With the share ``f`` under way, always the same, ``min(q (1 - t), g + f - t)`` is held that was not asked
 for, of ``1 - t``; so the next sample is there with probability ``min(q, (g + f - t) / (1 - t))``.
 """
 

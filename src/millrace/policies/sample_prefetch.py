@@ -25,25 +25,18 @@ class PrefetchSizes(NamedTuple):
 
 
 def prefetch_sizes(
-    room: int | None, fetch_size: int | None = None, threshold: int | None = None, *, at_once: int = 1
+    room: int | None, fetch_size: int | None = None, threshold: int | None = None
 ) -> Decision[PrefetchSizes]:
-    """Decide how much to fetch ahead: by default half of what may be unread, once half of it is left to be read.
+    """Decide how much to fetch ahead: by default half of what the cache can hold, once half is left to be read.
 
     That is the paper's rule of 50/50: what has been asked for and not read then fills the cache and never more, so that
-    a cache which lets go of the oldest samples first does not lose any that is still to be read. Fetches that go on at
-    the same time end in any order, so that up to as many samples, but one, may stand before one that was asked for
-    earlier. Room is left for those: else an unread sample could go, the loop would fetch it and put it last, the next
-    unread one would go for it, and so on.
+    a cache which lets go of the oldest samples first does not lose any that is still to be read.
 
     Args:
         room: samples that the cache can hold; None: not known yet.
         fetch_size: as the user wants it; None: by the rule.
         threshold: as the user wants it; None: by the rule.
-        at_once: fetches that may go on at the same time.
     """
-    whole = room
-    if room is not None:  # of fewer than half of the room no more than those themselves can be under way
-        room = max((room + 1) // 2, room - at_once + 1)
     half = UNKNOWN_FETCH if room is None else max(1, min(MOST_FETCHED, room // 2))
     fetch = half if fetch_size is None else fetch_size
     if threshold is not None:
@@ -52,14 +45,12 @@ def prefetch_sizes(
         least = fetch
     else:
         least = max(0, min(fetch, room - fetch))
-    holds = "the samples' size is not known yet" if whole is None else f"the cache can hold {whole:,} samples"
-    if room != whole:
-        holds += f", {room:,} of them unread"
+    holds = "the samples' size is not known yet" if room is None else f"the cache can hold {room:,} samples"
     chosen = [
         name for name, value in (("fetch_size", fetch_size), ("prefetch_threshold", threshold)) if value is not None
     ]
     why = f"{' and '.join(chosen)} as given" if chosen else "half of them is fetched once half is left to be read"
-    return Decision(PrefetchSizes(fetch, least), f"{holds}; {why}", {"room": whole, "at_once": at_once})
+    return Decision(PrefetchSizes(fetch, least), f"{holds}; {why}", {"room": room})
 
 
 def is_due(waiting: int, unread: int, threshold: int) -> bool:

@@ -93,12 +93,19 @@ class TestBounds:
             assert len(held) == 3
             assert eviction == "random" or held == [0, 2, 3]
 
-    @pytest.mark.parametrize(("most", "first"), [(64, 0), (65, 1)])
-    def test_samples_are_written_anew_for_that_only_where_some_soon_have_to_go(self, most, first):
-        with contextlib.closing(SampleCache(max_samples=most)) as cache:
-            for index in [*range(61), 0, *range(61, most + 1)]:
-                cache.fetch_ahead("a", index, partial(int, index))
-            assert self.held(cache)[0] == first
+    @pytest.mark.parametrize("eviction", ["fifo", "lru"])
+    def test_samples_go_in_the_order_in_which_they_were_asked_for_however_their_fetches_end(self, eviction):
+        with contextlib.closing(SampleCache(max_samples=3, eviction=eviction)) as cache:
+
+            def last() -> int:
+                for index in [1, 2]:
+                    assert cache.fetch_ahead("a", index, partial(int, index))
+                return 0
+
+            assert cache.fetch_ahead("a", 0, last)
+            assert self.held(cache) == [0, 1, 2]
+            assert cache.fetch_ahead("a", 3, partial(int, 3))
+            assert self.held(cache) == [1, 2, 3]
 
     def test_a_smaller_bound_than_before_is_honoured_at_once(self, tmp_path):
         with contextlib.closing(SampleCache(max_samples=10, folder=tmp_path, keep=True)) as cache:

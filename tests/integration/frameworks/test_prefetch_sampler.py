@@ -199,7 +199,7 @@ def test_ranks_that_share_a_folder_count_their_own_reads_and_share_the_room(tmp_
         assert read(DataLoader(other, batch_size=10, sampler=range(10, 40))) == list(range(10, 40))
         assert (mine.reads(), other.reads()) == (20, 30)
         assert (mine.stats().reads, mine.stats().hits) == (50, 10)
-        with prefetching(SequentialSampler(mine), mine, threads=1) as sampler:
+        with prefetching(SequentialSampler(mine), mine) as sampler:
             assert sampler.sizes().value.fetch_size == 16
 
 
@@ -217,7 +217,7 @@ def test_no_more_is_fetched_ahead_than_a_cache_smaller_than_a_batch_can_hold(mon
     monkeypatch.setattr(prefetcher.Prefetcher, "ask", lambda self, numbers, unread: asked.extend(numbers))
     with contextlib.closing(SampleCache(max_samples=4)) as small:
         cached = CachedDataset(Squares(), small)
-        with prefetching(SequentialSampler(cached), cached, threads=1) as sampler:
+        with prefetching(SequentialSampler(cached), cached) as sampler:
             indices = iter(sampler)
             assert list(itertools.islice(indices, 20)) == list(range(20))  # as a batch is drawn before it is read
             assert asked == [0, 1, 2, 3]

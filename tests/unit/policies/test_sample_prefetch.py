@@ -35,25 +35,7 @@ def test_sizes(room, fetch, threshold, expected):
     assert prefetch_sizes(room, fetch, threshold).value == PrefetchSizes(*expected)
 
 
-@pytest.mark.parametrize(
-    ("room", "at_once", "expected"),
-    [
-        (2048, 16, (1016, 1016)),  # 2,033 of them unread, and 15 that came before one asked for earlier
-        (100, 64, (25, 25)),
-        (10, 64, (2, 2)),
-        (1, 64, (1, 1)),
-        (0, 64, (1, 1)),
-        (None, 64, (UNKNOWN_FETCH, UNKNOWN_FETCH)),
-    ],
-)
-def test_room_is_left_for_fetches_that_end_in_another_order(room, at_once, expected):
-    assert prefetch_sizes(room, at_once=at_once).value == PrefetchSizes(*expected)
-
-
 def test_the_reason_says_what_was_given():
-    assert prefetch_sizes(2048, at_once=16).reason == (
-        "the cache can hold 2,048 samples, 2,033 of them unread; half of them is fetched once half is left to be read"
-    )
     assert prefetch_sizes(2048).reason == (
         "the cache can hold 2,048 samples; half of them is fetched once half is left to be read"
     )

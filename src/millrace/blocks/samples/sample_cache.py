@@ -193,8 +193,8 @@ class SampleCache:
         try:
             counters = self._counts(name, owner)
             with self._claims.claim(place_of(name, index)) as ours:
-                if ours and not self._renew(counters, name, index):
-                    self._fetch(counters, name, index, fetch, ahead=1)
+                if ours and (turn := self._renew(counters, name, index)) is not None:
+                    self._fetch(counters, name, index, fetch, ahead=1, turn=turn)
                     self._failed_ahead = None  # from now on a failure is that of a sample
                     return True
         except Exception as error:  # noqa: BLE001 - whoever reads this sample tries again and raises it
@@ -214,7 +214,16 @@ class SampleCache:
         self._said.add(_FAILING)
         _log.warning(_FAILING, os.getpid(), self._failed_ahead, index, type(error).__name__, error)
 
-    def _fetch(self, counters: SampleCounters, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
+    def _fetch(
+        self,
+        counters: SampleCounters,
+        name: str,
+        index: int,
+        fetch: Callable[[], Any],
+        *,
+        ahead: int = 0,
+        turn: int | None = None,
+    ) -> Any:
         began = time.perf_counter()
         sample = fetch()
         if self._closed:  # meanwhile
@@ -222,7 +231,7 @@ class SampleCache:
         counters.add(fetched=1, ahead=ahead, fetch_s=time.perf_counter() - began)
         try:
             value = self.dumps(sample)
-            evicted = self._table.put(name, index, value)
+            evicted = self._table.put(name, index, value, turn)
         except Exception as error:  # noqa: BLE001 - the sample is there all the same: only the cache is poorer
             self._refuse(counters, index, f"{type(error).__name__}: {error}")
             return sample
@@ -257,12 +266,13 @@ class SampleCache:
             self._refuse(counters, index, str(error))
         return None
 
-    def _renew(self, counters: SampleCounters, name: str, index: int) -> bool:
+    def _renew(self, counters: SampleCounters, name: str, index: int) -> int | None:
+        """Take a turn for a sample that is not there; 0 is none."""
         try:
             return self._table.renew(name, index)
         except CacheError as error:
             self._refuse(counters, index, str(error))
-            return False
+            return 0
 
     # -- what was counted ----------------------------------------------------------------------------------------------
 

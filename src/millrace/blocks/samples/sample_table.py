@@ -19,22 +19,24 @@ EVICTIONS: tuple[Eviction, ...] = ("fifo", "lru", "random")
 
 _PAGE_BYTES = 4096
 _BUSY_S = 60.0
-_LAYOUT = 2
+_LAYOUT = 3
 """Number of this layout; a database of another one is thrown away."""
 _TABLES = """
 create table if not exists samples (
-    turn integer primary key, name text not null, number integer not null, size integer not null,
-    checksum integer not null, value blob not null
+    id integer primary key, turn integer not null, name text not null, number integer not null, size integer not null,
+    checksum integer not null
 );
+create table if not exists contents (id integer primary key, value blob not null);
+create unique index if not exists by_turn on samples (turn);
 create unique index if not exists by_name on samples (name, number);
 create table if not exists total (
-    one integer primary key check (one = 1), count integer not null, size integer not null
+    one integer primary key check (one = 1), count integer not null, size integer not null, turn integer not null
 );
-insert or ignore into total values (1, 0, 0);
+insert or ignore into total values (1, 0, 0, 0);
 """
-_OLDEST = "select turn, size from samples order by turn limit 64"
+_OLDEST = "select id, size from samples order by turn limit 64"
 _ANY = """
-select turn, size from samples
+select id, size from samples
 where turn >= (select min(turn) + abs(random()) % (max(turn) - min(turn) + 1) from samples) order by turn limit 1
 """
 _FIRST = {"fifo": _OLDEST, "lru": _OLDEST, "random": _ANY}
@@ -74,17 +76,18 @@ class SampleTable:
         """Look up a sample; None if it isn't there, or is damaged and was thrown away."""
         with self._connected() as base:
             found = base.execute(
-                "select turn, checksum, value from samples where name = ? and number = ?", (name, index)
+                "select checksum, value from samples left join contents using (id) where name = ? and number = ?",
+                (name, index),
             ).fetchone()
             if found is None:
                 return None
-            turn, checksum, value = found
+            checksum, value = found
             if not isinstance(value, bytes) or checksum != _checksum(name, index, value):
                 self._drop(base, name, index)
                 return None
             if self._eviction == "lru":
                 with _transaction(base):
-                    self._to_the_end(base, turn)
+                    _move(base, name, index, _next_turn(base))
             return value
 
     def drop(self, name: str, index: int) -> None:
@@ -94,34 +97,32 @@ class SampleTable:
 
     def _drop(self, base: sqlite3.Connection, name: str, index: int) -> None:
         with _transaction(base):
-            gone = base.execute("delete from samples where name = ? and number = ? returning size", (name, index))
-            for (size,) in gone.fetchall():
+            gone = base.execute("delete from samples where name = ? and number = ? returning id, size", (name, index))
+            for number, size in gone.fetchall():
+                base.execute("delete from contents where id = ?", (number,))
                 base.execute("update total set count = count - 1, size = size - ?", (size,))
 
-    def renew(self, name: str, index: int) -> bool:
-        """Tell whether a sample is there; if others may have to go soon, it goes no sooner than one that just came."""
-        with self._connected() as base:
-            found = base.execute("select turn from samples where name = ? and number = ?", (name, index)).fetchone()
-            if found is None or self._eviction == "random" or not self._nearly_full(base):
-                return found is not None
-            with _transaction(base):
-                return self._to_the_end(base, found[0])
+    def renew(self, name: str, index: int) -> int | None:
+        """Have a sample go no sooner than one that comes now, if it is there; else take a turn for it.
 
-    def _nearly_full(self, base: sqlite3.Connection) -> bool:
-        """Whether samples have gone, or soon will: elsewhere none is moved, as that writes it anew."""
-        count, size = base.execute("select count, size from total").fetchone()
-        return any(
-            most is not None and held + max(one, most // 16) > most
-            for most, held, one in zip(self._most, (count, size), (1, size // max(1, count)), strict=True)
-        )
+        Samples go in the order of their turns. Who is about to fetch samples at the same time takes a turn for each
+        first: then they go in the order in which they were asked for, however their fetches end.
 
-    def _to_the_end(self, base: sqlite3.Connection, turn: int) -> bool:
-        """Have a sample go last; False if it has gone meanwhile."""
-        moved = base.execute("update samples set turn = (select max(turn) + 1 from samples) where turn = ?", (turn,))
-        return moved.rowcount > 0
+        Returns:
+            A turn for :meth:`put`; None if the sample is there.
+        """
+        with self._connected() as base, _transaction(base):
+            turn = _next_turn(base)
+            return None if _move(base, name, index, turn) else turn
 
-    def put(self, name: str, index: int, value: bytes) -> int:
+    def put(self, name: str, index: int, value: bytes, turn: int | None = None) -> int:
         """Keep a sample, and let others go to make room for it.
+
+        Args:
+            name: of the dataset.
+            index: of the sample in it.
+            value: the sample.
+            turn: that :meth:`renew` has taken for it; None: it goes last.
 
         Returns:
             How many went; -1 if this one is larger than all that may be kept, and was not.
@@ -134,11 +135,14 @@ class SampleTable:
             return -1
         with self._connected() as base, _transaction(base):
             added = base.execute(
-                "insert or ignore into samples (turn, name, number, size, checksum, value) "
-                "select coalesce(max(turn), 0) + 1, ?, ?, ?, ?, ? from samples",
-                (name, index, len(value), _checksum(name, index, value), value),
-            ).rowcount
-            base.execute("update total set count = count + ?, size = size + ?", (added, added * len(value)))
+                "insert or ignore into samples (turn, name, number, size, checksum) values (?, ?, ?, ?, ?) "
+                "returning id",
+                (turn or _next_turn(base), name, index, len(value), _checksum(name, index, value)),
+            ).fetchone()
+            if added is None:  # it is there
+                return 0
+            base.execute("insert into contents values (?, ?)", (*added, value))
+            base.execute("update total set count = count + 1, size = size + ?", (len(value),))
             return self._make_room(base)
 
     def _make_room(self, base: sqlite3.Connection) -> int:
@@ -153,12 +157,13 @@ class SampleTable:
             rows: Sequence[tuple[int, int]] = base.execute(_FIRST[self._eviction]).fetchall()
             if not rows:  # the total was damaged
                 count = size = 0
-            for turn, nbytes in rows:
+            for number, nbytes in rows:
                 if not over():
                     break
-                base.execute("delete from samples where turn = ?", (turn,))
+                base.execute("delete from samples where id = ?", (number,))
+                base.execute("delete from contents where id = ?", (number,))
                 count, size = count - 1, size - nbytes
-                gone.append((turn, nbytes))
+                gone.append((number, nbytes))
         if gone or not count:
             base.execute("update total set count = ?, size = ?", (count, size))
         return len(gone)
@@ -255,6 +260,17 @@ def _check_layout(base: sqlite3.Connection) -> None:
     layout = base.execute("pragma user_version").fetchone()[0]
     if layout not in (0, _LAYOUT):
         raise sqlite3.DatabaseError(f"it has layout {layout}")
+
+
+def _next_turn(base: sqlite3.Connection) -> int:
+    (turn,) = base.execute("update total set turn = turn + 1 returning turn").fetchone()
+    return int(turn)
+
+
+def _move(base: sqlite3.Connection, name: str, index: int, turn: int) -> bool:
+    """Give a sample another turn; False if it is not there."""
+    moved = base.execute("update samples set turn = ? where name = ? and number = ?", (turn, name, index))
+    return moved.rowcount > 0
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Sampler, Subset
 from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import PipelineError
 from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
-from millrace.frameworks.torch.prefetcher import MOST_THREADS, Prefetcher
+from millrace.frameworks.torch.prefetcher import Prefetcher
 from millrace.policies.decision import Decision
 from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes, worth_asking
 from millrace.whole_numbers import whole
@@ -34,8 +34,8 @@ class PrefetchSampler(Sampler[Any]):
     Args:
         sampler: of the indices, or of lists of them.
         cache: the cached dataset, or its cache.
-        fetch_size: samples to ask for at a time; None: half of what the cache can hold beside fetches under way; the
-            ranks of a host that share it take equal parts.
+        fetch_size: samples to ask for at a time; None: half of what the cache can hold, of which
+            the ranks of a host that share it take equal parts.
         prefetch_threshold: samples asked for and not yet read, at or below which the next ones are asked for; None:
             as many as are fetched at a time. What a DataLoader's workers have in hand counts as not yet read.
         threads: fetches at a time; None: as many as pay, from 16 up to 64 if the loop waits for samples.
@@ -108,7 +108,7 @@ class PrefetchSampler(Sampler[Any]):
 
     def sizes(self) -> Decision[PrefetchSizes]:
         """Decide how much is fetched ahead now; the reason says why."""
-        return prefetch_sizes(self._room(), *self._chosen, at_once=self.threads or MOST_THREADS)
+        return prefetch_sizes(self._room(), *self._chosen)
 
     def _room(self) -> int | None:
         rooms = [room for each in self._datasets if (room := each.room()) is not None]
