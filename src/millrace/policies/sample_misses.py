@@ -13,8 +13,9 @@ with probability ``min(q, g - v)``. It is added if it isn't: ``v`` grows by ``1 
 **With prefetching** a sample that is there when it is asked for goes to the end of the line, as it would else go before
 it is read. So all that was asked for in this epoch stands behind what was not, and none of it goes unread, as what is
 asked for and unread never exceeds the room: how far ahead of the loop a sample is asked for changes nothing. What is
-being fetched takes no room yet: other samples go once it is there. With the share ``f`` under way, always the same, ``min(q (1 - t), g + f - t)`` is held that was not asked
-for, of ``1 - t``; so the next sample is there with probability ``min(q, (g + f - t) / (1 - t))``.
+being fetched takes no room yet: other samples go once it is there. With the share ``f`` under way, always the same,
+``min(q (1 - t), g + f - t)`` is held that was not asked for, of ``1 - t``; so the next sample is there with probability
+``min(q, (g + f - t) / (1 - t))``.
 """
 
 from __future__ import annotations
