@@ -18,8 +18,10 @@ from millrace.protocol import messages as msg
 from millrace.wire.control import rpc
 from millrace.wire.control.control_server import Session
 from millrace.wire.error_codec import error_of, failure_of
+from millrace.wire.peer_log import PeerLog
 
 _logger = logging.getLogger(__name__)
+_peers = PeerLog(_logger)
 
 
 class PendingDecision(NamedTuple):
@@ -76,7 +78,7 @@ def internal_error(error: Exception) -> ServiceError:
 def warn_of_duplicate_name(hello: msg.WorkerHello, before: Worker) -> None:
     """Warn if a worker says hello under the name of another one that has a session."""
     if (before.host, before.pid) != (hello.host, hello.pid):
-        _logger.warning(
+        _peers.warning(
             "process %d on %s is called worker %s as process %d on %s is, and takes its place: give each a --name"
             " of its own, or none",
             *(hello.pid, hello.host, hello.worker, before.pid, before.host),

@@ -23,7 +23,7 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.wire.auth import OWN, Identity
-from millrace.wire.data import data_connection, handshake
+from millrace.wire.data import acceptor, data_connection, handshake
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.data_keys import of_token
 from millrace.wire.data.frames import MAGIC, receive_frame, send_frame
@@ -164,6 +164,44 @@ def test_whoever_says_no_hello_is_hung_up(monkeypatch):
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
         bulk_works(server)
+
+
+def silent_of(server):
+    """A connection that says nothing."""
+    return socket.create_connection(("127.0.0.1", server.port))
+
+
+def slow_of(server):
+    """A connection that has said a part of a hello."""
+    sock = silent_of(server)
+    sock.sendall(MAGIC)
+    return sock
+
+
+def test_whoever_is_let_in_and_says_nothing_is_hung_up(monkeypatch):
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.5)
+    with DataServer("127.0.0.1", bulk_echo) as server, open_data_connection(server.address) as connection:
+        connection.send(Ping(1))
+        assert connection.receive(PING)[0] == Ping(1)
+        with open_data_connection(server.address) as silent, pytest.raises(ServiceUnreachableError):
+            silent.receive(PING)
+        connection.send(Ping(2))
+        assert connection.receive(PING)[0] == Ping(2)
+
+
+@pytest.mark.parametrize("hostile", [silent_of, slow_of])
+def test_peers_that_are_not_let_in_keep_nobody_out(monkeypatch, hostile):
+    """1,024 connections that said nothing had a thread each, and everybody else was refused."""
+    monkeypatch.setattr(acceptor, "PER_ADDRESS", 40)
+    with DataServer("127.0.0.1", bulk_echo) as server, contextlib.ExitStack() as held:
+        before = threading.active_count()
+        for number in range(600):
+            held.enter_context(hostile(server))
+            if number % 100 == 99:
+                bulk_works(server)
+                assert len(server._acceptor.lobby) <= 40
+        bulk_works(server)
+        assert threading.active_count() - before <= (90 if hostile is slow_of else 2)  # some are about to end
 
 
 def test_too_many_connections(monkeypatch):

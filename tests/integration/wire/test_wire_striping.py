@@ -185,7 +185,7 @@ def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
     with DataServer("127.0.0.1", echo) as server, open_data_connection(server.address, sockets=4) as connection:
         connection.send(Ping(1))
         connection.receive(PING)
-        serving = [thread for thread in set(threading.enumerate()) - before if thread not in server._acceptors]
+        serving = [thread for thread in set(threading.enumerate()) - before if thread is not server._acceptor.thread]
         for thread in serving:
             if thread.name != f"millrace-data-{format_address(*parts(connection)[0].getsockname()[:2])}":
                 thread.join(PROMPTLY_S)

@@ -16,9 +16,11 @@ from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceU
 from millrace.message_budget import check_containers
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
-from millrace.wire.control import rpc
+from millrace.wire.control import connection_sweep, rpc
+from millrace.wire.control.connection_sweep import ConnectionSweep
 from millrace.wire.control.uploads import Uploads
 from millrace.wire.own_token import resolve
+from millrace.wire.peer_log import PeerLog
 
 _FLUSH_S = 2.0
 """Seconds for a peer to read what was queued before its session was closed."""
@@ -29,9 +31,11 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_concurrent_streams", 100),  # of a connection: a process has one session and a few calls
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
 
 _logger = logging.getLogger(__name__)
+_peers = PeerLog(_logger)
 
 
 class CallHandler(NamedTuple):
@@ -117,7 +121,7 @@ class Session:
         try:
             return self._decode(encoded)
         except (msgspec.MsgspecError, RecursionError, MillraceError) as error:
-            _logger.warning("session with %s ended: malformed message: %s", self.peer, error)
+            _peers.warning("session with %s ended: malformed message: %s", self.peer, error)
             raise ProtocolError(f"the dispatcher got a malformed message: {error}") from error
 
     # The rest is for the server.
@@ -176,6 +180,7 @@ class ControlServer:
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._uploads = Uploads()
+        self._sweep: ConnectionSweep | None = None
 
     async def start(self) -> str:
         """Start to listen; return the address as ``host:port`` with the port that was taken."""
@@ -192,6 +197,10 @@ class ControlServer:
             raise ServiceError(f"cannot listen on {where}: {error}") from error
         await server.start()
         self._server = server
+        self._sweep = ConnectionSweep(port)
+        sweeping = asyncio.create_task(self._sweep_connections(self._sweep))
+        self._tasks.add(sweeping)
+        sweeping.add_done_callback(self._tasks.discard)
         return format_address(self._host, port)
 
     async def stop(self, grace: float = 1.0) -> None:
@@ -204,6 +213,19 @@ class ControlServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sweep_connections(self, sweep: ConnectionSweep) -> None:
+        loop = asyncio.get_running_loop()
+        count = 0
+        while True:  # nobody says when somebody connects
+            await asyncio.sleep(connection_sweep.PERIOD_S if count < connection_sweep.MANY else 0)
+            count = await asyncio.to_thread(sweep.sweep, loop.time()) if sweep.due else 0
+            if count:
+                _peers.warning("hung up on %d connections that were not let in", count)
+
+    def _known(self, context: grpc.aio.ServicerContext) -> None:
+        if self._sweep is not None:
+            self._sweep.let_in(context.peer())
 
     def _route(self, details: grpc.HandlerCallDetails) -> Any:
         """Find the handler of a stream; this runs before any of its data is read."""
@@ -235,6 +257,7 @@ class ControlServer:
 
     async def _serve_call(self, name: str, _: Any, context: grpc.aio.ServicerContext) -> None:
         call = self._calls[name]
+        self._known(context)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)  # a peer that sends no more ends with the server
@@ -263,6 +286,7 @@ class ControlServer:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def _serve_session(self, identity: Identity, _: Any, context: grpc.aio.ServicerContext) -> None:
+        self._known(context)
         session = Session(context, identity, self._decode)
         self._sessions.add(session)
         writer = asyncio.create_task(session.pump())

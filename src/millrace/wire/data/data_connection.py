@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import socket
-import struct
 import threading
 import time
 import uuid
@@ -26,9 +24,10 @@ import msgspec
 import numpy.typing as npt
 
 from millrace.elements.shared import AVAILABLE, Arena
-from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableError, ShippingError
+from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import check_exposure, check_token_form
+from millrace.wire.data.acceptor import Acceptor, Newcomer, listen_locally, may_share
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_keys import Credential, of_token
 from millrace.wire.data.fd_passing import FdChannel
@@ -44,21 +43,20 @@ from millrace.wire.data.striping import (
     window_bytes,
 )
 from millrace.wire.own_token import resolve
+from millrace.wire.peer_log import PeerLog
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_CONNECTIONS = 1024
-"""Most connections of one server; each costs a thread."""
+"""Most connections of one server that were let in; each costs a thread."""
 HELLO_TIMEOUT_S = 10.0
-"""Seconds for whoever connects to say hello."""
+"""Seconds for whoever connects to say hello, to be let in, and to say what for."""
 
 _AF_UNIX = getattr(socket, "AF_UNIX", -1)
-_ACCEPT_PAUSE_S = 1.0
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of a Unix socket's peer."""
 
 _logger = logging.getLogger(__name__)
+_peers = PeerLog(_logger)
 
 H = TypeVar("H")
 
@@ -86,6 +84,7 @@ class DataConnection:
         self._state = threading.Lock()
         self._users = 0
         self._closed = False
+        self._awaited: Callable[[], object] | None = None
 
     @property
     def closed(self) -> bool:
@@ -134,8 +133,17 @@ class DataConnection:
         """
         with self.borrowed("receive"):
             if self._local is not None:
-                return self._local.receive(decoder, allocate, limit)
-            return receive_frame(self._receiver, decoder, allocate, limit)
+                found = self._local.receive(decoder, allocate, limit)
+            else:
+                found = receive_frame(self._receiver, decoder, allocate, limit)
+        if self._awaited is not None:
+            awaited, self._awaited = self._awaited, None
+            awaited()
+        return found
+
+    def await_first(self, awaited: Callable[[], object]) -> None:
+        """Have ``awaited`` called once the peer has said something; for this module."""
+        self._awaited = awaited
 
     def switch_to(self, sock: Stream, compression: Compression | None) -> None:
         """Go on over ``sock``, which this one's is a part of, and compress what is sent; for this module."""
@@ -239,30 +247,22 @@ class DataServer:
         self.address = format_address(host, self.port)
         self._on_connection = on_connection
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._let_in_now: set[DataConnection] = set()
         self._serving: dict[DataConnection, threading.Thread] = {}
         self._listeners = [listener]
         self._pending = PendingSockets()
         self._local_name = ""
         if arena is not None and AVAILABLE:
             self._local_name = f"millrace-{uuid.uuid4().hex}"
-            self._listeners.append(_listen_locally(self._local_name))
-        self._acceptors = [
-            threading.Thread(target=self._accept, args=(each,), name=f"millrace-data-{self.port}", daemon=True)
-            for each in self._listeners
-        ]
-        for acceptor in self._acceptors:
-            acceptor.start()
+            self._listeners.append(listen_locally(self._local_name))
+        self._acceptor = Acceptor(
+            self._listeners, self._begin, HELLO_TIMEOUT_S, f"millrace-data-{self.port}", self.address
+        )
+        self._acceptor.start()
 
     def close(self) -> None:
         """Stop listening, close all connections and wait for their threads. May be called from one of them."""
-        self._closing.set()
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):  # closed before
-                listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() would not
-        for acceptor in self._acceptors:
-            if acceptor is not threading.current_thread():
-                acceptor.join()
+        self._acceptor.close()
         for listener in self._listeners:
             listener.close()
         with self._lock:
@@ -280,60 +280,72 @@ class DataServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closing.is_set():
+    def _begin(self, newcomer: Newcomer) -> None:
+        """Serve a peer that has begun to speak, in a thread of its own."""
+        sock = newcomer.sock
+        if sock.family == _AF_UNIX and not may_share(sock):
+            _peers.warning("refused a process of another user on this host")
+            self._acceptor.lobby.leave(newcomer)
+            sock.close()
+            return
+        if sock.family == _AF_UNIX:
+            connection = DataConnection(sock, "this host", FdChannel(sock, self._arena))
+        else:
+            connection = DataConnection(sock, format_address(*newcomer.address[:2]))
+        newcomer.hang_up = connection.close
+        thread = threading.Thread(
+            target=self._serve, args=(connection, newcomer), name=f"millrace-data-{connection.peer}", daemon=True
+        )
+        with self._lock:
             try:
-                sock, address = listener.accept()
-            except OSError as error:
-                if not self._closing.is_set():
-                    _logger.warning("cannot accept connections at %s: %s", self.address, error)
-                    # Out of file descriptors, most likely: accept fails at once until one is free.
-                    self._closing.wait(_ACCEPT_PAUSE_S)
-                continue
-            if sock.family == _AF_UNIX and not _may_share(sock):
-                _logger.warning("refused a process of another user on this host")
-                sock.close()
-                continue
-            if sock.family == _AF_UNIX:
-                connection = DataConnection(sock, "this host", FdChannel(sock, self._arena))
+                thread.start()
+            except RuntimeError as error:  # out of memory, or of what the container may start
+                refused = str(error)
             else:
-                connection = DataConnection(sock, format_address(*address[:2]))
-            thread = threading.Thread(
-                target=self._serve, args=(connection, sock), name=f"millrace-data-{connection.peer}", daemon=True
-            )
-            refused = f"{MAX_CONNECTIONS} connections are open"
-            with self._lock:
-                if len(self._serving) < MAX_CONNECTIONS:
-                    try:
-                        thread.start()
-                    except RuntimeError as error:  # out of memory, or of what the container may start
-                        refused = str(error)
-                    else:
-                        self._serving[connection] = thread
-                        continue
-            _logger.warning("refused %s: %s", connection.peer, refused)
-            connection.close()
+                self._serving[connection] = thread
+                return
+        _peers.warning("refused %s: %s", connection.peer, refused)
+        self._acceptor.lobby.leave(newcomer)
+        connection.close()
 
-    def _serve(self, connection: DataConnection, sock: socket.socket) -> None:
+    def _serve(self, connection: DataConnection, newcomer: Newcomer) -> None:
+        sock, lobby = newcomer.sock, self._acceptor.lobby
         try:
             with connection.borrowed("welcome"):
                 part, shown = self._let_in(connection, sock)
+                self._count(connection)
                 if part is not None and part.index:
+                    lobby.leave(newcomer)
                     with self._pending.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
                         send_welcome(lent, shown)
                     return
                 send_welcome(sock, shown, "" if sock.family == _AF_UNIX else self._local_name)
+            connection.await_first(lambda: lobby.leave(newcomer))
+            lobby.let_in(newcomer)
             self._on_connection(connection)
         except ServiceUnreachableError as error:
             _logger.debug("%s left: %s", connection.peer, error)
         except MillraceError as error:
-            _logger.warning("connection with %s ended: %s", connection.peer, error)
+            _peers.warning("connection with %s ended: %s", connection.peer, error)
         except Exception:
             _logger.exception("connection with %s failed", connection.peer)
         finally:
             connection.close()
+            lobby.leave(newcomer)
             with self._lock:
+                self._let_in_now.discard(connection)
                 del self._serving[connection]
+
+    def _count(self, connection: DataConnection) -> None:
+        """Count a peer that was let in.
+
+        Raises:
+            ServiceError: there are too many.
+        """
+        with self._lock:
+            if len(self._let_in_now) >= MAX_CONNECTIONS:
+                raise ServiceError(f"{MAX_CONNECTIONS} connections are open")
+            self._let_in_now.add(connection)
 
     def _let_in(self, connection: DataConnection, sock: socket.socket) -> tuple[StripePart | None, bytes]:
         hello, shown = receive_hello(sock, HELLO_TIMEOUT_S, self._key_of)
@@ -349,24 +361,6 @@ class DataServer:
             raise
         connection.claims = hello.claims
         return part, shown
-
-
-def _may_share(sock: socket.socket) -> bool:
-    """Whether a local socket's peer is a process of this user, or of root: nobody else is passed memory."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
-    return uid in {os.geteuid(), 0}
-
-
-def _listen_locally(name: str) -> socket.socket:
-    listener = socket.socket(_AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def open_data_connection(

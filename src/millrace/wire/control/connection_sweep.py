@@ -1,0 +1,112 @@
+"""Sweep of a server's connections: gRPC tells nobody of those that it accepts, so they are looked up and hung up on.
+
+gRPC takes any number of connections, from anybody, and waits for two minutes until they speak. What is looked at here
+are this process's own sockets, as Linux lists them; elsewhere nothing is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import urllib.parse
+from collections.abc import Iterator
+
+from millrace.wire.lobby import Lobby
+
+SECONDS = 10.0
+"""Seconds that a peer has until its first call or session is let in."""
+PER_ADDRESS = 256
+"""Most peers of one address that have not been let in; there may be a job's worth of them on one host."""
+MOST = 1024
+"""Most peers that have not been let in."""
+PERIOD_S = 1.0
+"""Seconds from one sweep to the next."""
+MANY = 100
+"""So many hung up on at a time that the next sweep follows at once."""
+_FEW = 128
+"""Descriptors beside those of peers that are known; with so many there is nothing to look at."""
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class ConnectionSweep:
+    """Sweep of the connections to one port of this process.
+
+    Args:
+        port: of the listener.
+
+    Attributes:
+        lobby: peers that were seen and have not been let in, as ``host:port``.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.lobby = Lobby[str](SECONDS, PER_ADDRESS, MOST)
+        self._port = port
+        self._known: set[str] = set()
+        self._seen: set[str] = set()
+
+    def let_in(self, peer: str) -> None:
+        """Note that a peer, as gRPC writes it, is known from now on."""
+        name = _plain(peer)
+        self._known.add(name)
+        self.lobby.leave(name)
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to look at."""
+        try:
+            return bool(self._seen) or len(os.listdir(_DESCRIPTORS)) > len(self._known) + _FEW
+        except OSError:
+            return False
+
+    def sweep(self, now: float) -> int:
+        """Hang up on who has been silent too long, and on who is too many; return how many these were.
+
+        Peers may be let in meanwhile, by another thread.
+
+        Args:
+            now: in seconds.
+        """
+        known_before = self._known.copy()
+        with contextlib.ExitStack() as opened:
+            there = dict(self._connections(opened))
+            self._known -= known_before - there.keys()
+            for name in self._seen - there.keys():
+                self.lobby.leave(name)
+            gone = set(self.lobby.overdue(now))
+            for name in there.keys() - self._seen - self._known:
+                turned_away = self.lobby.enter(name, name.rpartition(":")[0], now)
+                if turned_away is not None:
+                    gone.add(turned_away)
+            gone = (gone & there.keys()) - self._known
+            for name in gone:
+                with contextlib.suppress(OSError):  # it has gone by itself
+                    there[name].shutdown(socket.SHUT_RDWR)  # gRPC sees that it has, and closes it
+            for name in self._known & there.keys():
+                self.lobby.leave(name)
+            self._seen = {name for name in there if name in self.lobby}
+        return len(gone)
+
+    def _connections(self, opened: contextlib.ExitStack) -> Iterator[tuple[str, socket.socket]]:
+        """Find the sockets that are connected to the port, and open them once more, by the names of their peers."""
+        for entry in os.listdir(_DESCRIPTORS):
+            try:
+                own = os.dup(int(entry))
+            except OSError:  # closed meanwhile, or there are no more
+                continue
+            try:
+                sock = socket.socket(fileno=own)  # what is no socket is refused here
+            except OSError:
+                os.close(own)
+                continue
+            opened.enter_context(sock)
+            with contextlib.suppress(OSError):  # it listens
+                if sock.family in {socket.AF_INET, socket.AF_INET6} and sock.getsockname()[1] == self._port:
+                    host, port = sock.getpeername()[:2]
+                    yield f"{host.removeprefix('::ffff:')}:{port}", sock
+
+
+def _plain(peer: str) -> str:
+    """Peer as ``host:port``, of what gRPC has as ``ipv4:10.0.0.7:41234`` or ``ipv6:%5B::1%5D:41234``."""
+    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
+    return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
