@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.caching.cache_mode import active, have_measured, others, place, share_kept, writer
+from millrace.control.caching.cache_mode import active, have_measured, others, place, share_kept, usable, writer
 from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.journal.cache_events import (
     BlocksDeleted,
@@ -201,8 +201,10 @@ def started(tx: Transaction) -> None:
     _list(tx, [lease for lease, held in tx.state.caches.reservations.items() if held.over])
 
 
-def used(tx: Transaction, _worker: str, message: CacheUsed) -> None:
+def used(tx: Transaction, worker: str, message: CacheUsed) -> None:
     """Note what a run did with a point. What it kept is right whether or not the run counted."""
+    if not _may_tell(tx.state, worker, message):
+        return
     sight = tx.observed.caching.get(message.job)
     if sight is not None:
         sight.hits += message.hits
@@ -224,6 +226,31 @@ def used(tx: Transaction, _worker: str, message: CacheUsed) -> None:
         tx.emit(BlocksGivenUp(message.place, lost, "they could not be read"))
         _announce(tx, message.place, gone=lost)
         sweep(tx)
+
+
+def _may_tell(state: State, worker: str, message: CacheUsed) -> bool:
+    """Whether a worker can know what it says: the run may be its own, and the point one of the run's job.
+
+    Who has not been told of the job, or was given up, may add blocks and have none deleted. What is in the store and
+    was not told of is found when the store is listed.
+    """
+    if any(message.lease in other.unfinished for name, other in state.workers.items() if name != worker):
+        return False
+    teller = state.workers.get(worker)
+    if message.lost and (teller is None or message.job not in teller.open):
+        return False
+    written, read = set[str](), set[str]()
+    held, job = state.caches.reservations.get(message.lease), state.jobs.get(message.job)
+    if held is not None:
+        written.add(held.place)
+        read.update(held.also)
+    if job is not None:
+        for point in usable(state, job):
+            written.add(place(job, point))
+            read.update(others(state, job, point))
+    cached = state.caches.points.get(message.place)
+    used_by_it = cached is not None and message.job in cached.uses
+    return used_by_it or message.place in written or (message.place in read and not message.blocks)
 
 
 def _published(

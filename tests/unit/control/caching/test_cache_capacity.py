@@ -190,6 +190,41 @@ def test_why_nothing_is_kept_is_known_until_something_is():
     assert (sight.lost, sight.trouble) == (2, "")
 
 
+OTHERS = place_of("ef" * 16, "", "them")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        CacheUsed("a", 999, OTHERS, lost=["theirs"]),
+        CacheUsed("a", 999, OTHERS, [KeptBlock("false", 10, 1)]),
+        CacheUsed("nobody", 999, PLACE, [KeptBlock("false", 10, 1)]),
+        CacheUsed("nobody", 999, OTHERS, lost=["theirs"]),
+    ],
+)
+def test_what_a_worker_says_of_points_that_are_not_its_jobs_counts_for_nothing(said):
+    """A worker had others' blocks deleted, and blocks of its own read in their place."""
+    service, _ = begun()
+    service.store[OTHERS] = {"theirs": KeptBlock("theirs", 100, 1)}
+    service.restart()
+    service.answer_for_store()
+    assert blocks(service, OTHERS) == {"theirs"}
+    known = blocks(service)
+    service.say(inp.WorkerSaid("w0", said))
+    assert blocks(service, OTHERS) == {"theirs"}
+    assert blocks(service) == known
+    assert not service.state.caches.points[OTHERS].evicting
+
+
+def test_what_a_worker_says_of_anothers_lease_counts_for_nothing():
+    service, _ = begun()
+    lease = next(iter(service.state.workers["w0"].unfinished))
+    room = service.state.caches.reservations[lease].room
+    service.say(inp.WorkerSaid("w1", CacheUsed("a", lease, PLACE, [KeptBlock("false", 10, 1)])))
+    assert "false" not in blocks(service)
+    assert service.state.caches.reservations[lease].room == room > 0
+
+
 # -- what is given up --------------------------------------------------------------------------------------------------
 
 
