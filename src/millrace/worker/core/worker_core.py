@@ -13,6 +13,7 @@ import msgspec
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.group_messages import Audience, DropLeftovers
+from millrace.protocol.job_spec import MOST_CONSUMERS
 from millrace.protocol.reports import Told
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
@@ -306,7 +307,7 @@ class WorkerCore:
 
     def _attach(self, peer: inp.Peer, opening: data_messages.Open) -> None:
         job, reader = self.jobs.get(opening.job), opening.consumer
-        unknown = job is not None and bool(job.spec.sharing) and reader not in self._members.get(opening.job, ())
+        unknown = job is not None and not self._may_read(job, reader)
         if job is None or job.generation != opening.generation or unknown:
             # It has joined a job that is over, or one that this worker is about to hear of.
             self.control.actions.append(act.HangUp(peer))
@@ -319,6 +320,12 @@ class WorkerCore:
         self._replace([outbox for _, outbox in served], peer)
         for lane in lanes:
             self.control.touch(lane)
+
+    def _may_read(self, job: msg.OpenJob, reader: int) -> bool:
+        """Whether a consumer is one of a job's: for each that is let in there is a lane, or several."""
+        if job.spec.sharing:
+            return reader in self._members.get(job.job, ())
+        return 0 <= reader < (job.spec.num_consumers or MOST_CONSUMERS)
 
     def _replace(self, outboxes: Iterable[ReaderOutbox], peer: inp.Peer | None) -> None:
         """Give readers another connection, or none, and end those before."""

@@ -289,6 +289,16 @@ def test_a_consumer_of_another_job_of_that_name_is_not_served():
     assert driver.taken(act.HangUp) == [act.HangUp("c")]
 
 
+@pytest.mark.parametrize("consumer", [-1, 1, 7, 1 << 40])
+def test_a_number_that_is_no_consumers_makes_no_lane(consumer):
+    """Each made one, and a share of the buffer was its own."""
+    driver = CoreDriver()
+    driver.heard(msg.OpenJob("b", JobSpec("b", b"", "bundle", num_consumers=1), 2, ""))
+    driver.say("c", Open("b", consumer))
+    assert driver.taken(act.HangUp) == [act.HangUp("c")]
+    assert not [key for key in driver.core.lanes if key[0] == "b"]
+
+
 def test_another_job_of_that_name_begins_with_nothing():
     driver = CoreDriver()
     driver.connect("c")
