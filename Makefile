@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help map setup test lint unit integration demo resume chaos ray bench format constraints clean
+.PHONY: help map setup test lint unit integration demo resume chaos fuzz ray bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -48,6 +48,9 @@ chaos: .venv/dev.stamp ## 300 faults in real processes, and a look at every elem
 
 ray: .venv/dev.stamp .venv/ray.stamp ## tests on Ray clusters of several nodes on this machine, which `make test` skips without Ray
 	@$(BIN)/pytest --quiet tests/integration/clusters/test_ray*.py
+
+fuzz: .venv/dev.stamp ## every decoder of bytes from elsewhere, with a million mutated messages each; FUZZ='--only elements'
+	@$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
 # Every file of benchmarks/ that holds a BENCHMARK; one of them alone: make bench BENCHMARKS=decode
 BENCHMARKS ?= $(patsubst benchmarks/%.py,%,$(shell grep -l '^BENCHMARK = ' benchmarks/*.py))

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from millrace.errors import ProtocolError
 
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder of msgspec at bytes that are no message of its type, whatever they are."""
 FREE_CONTAINERS = 1 << 16
 """Containers that a message may have whatever its size."""
 BYTES_PER_CONTAINER = 8

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,12 +20,17 @@ from millrace.elements.codec import decode, row_layout
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.row_access import RowLayout, maker
 from millrace.errors import BlockDamagedError, CodecError
+from millrace.message_budget import MALFORMED
 from millrace.wire.data.compression import CODES, Compression, codec_of
 
 _FEW_ROWS = 4
 """Most rows of one message that are read one by one, where a message has many."""
 _TAIL_BYTES = 64 << 10
 """Bytes to read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
+_MOST_BYTES = 1 << 40
+"""Most bytes of a message by its index, so that none of their sums overflows."""
+_MOST_EXPANDED = 1 << 32
+"""Most bytes of a compressed message before compression: the memory for it is had before it is known to be whole."""
 
 
 class MessageFacts:
@@ -74,8 +78,11 @@ class BlockIndex:
         self.writer = index.writer
         self.starts = _sums(self.counts)
         self.rows = _sums(np.frombuffer(index.rows, "<u4"))
-        self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
+        sizes = np.frombuffer(index.sizes, "<u8")
         self.lengths = np.frombuffer(index.lengths, "<u8")
+        if sizes.max(initial=0) > _MOST_BYTES or self.lengths.max(initial=0) > _MOST_EXPANDED:
+            raise ValueError("a message of it has more bytes than any element")
+        self.offsets = _sums(sizes)
         self.checksums = np.frombuffer(index.checksums, "<u4")
         self.seen = MessageFacts(None, len(self.checksums))
         messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
@@ -122,7 +129,7 @@ def read_index(block: OpenBlock, writer: str | None = None) -> BlockIndex:
         raise _damaged(block, "the checksum of its index is wrong")
     try:
         index = BlockIndex(decode_index(raw.data))
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (*MALFORMED, ValueError) as error:
         raise _damaged(block, f"its index cannot be read: {error}") from error
     if index.offsets[-1] != end - size:
         raise _damaged(block, f"its messages have {end - size} bytes, and by its index {index.offsets[-1]}")

@@ -27,6 +27,7 @@ from millrace.control.journal.replay import AnyEvent
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ServiceError
+from millrace.message_budget import MALFORMED
 
 SCHEMA = 1
 """Version of the tables; raised when they change in a way that this version could not read."""
@@ -43,7 +44,8 @@ CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, bod
 """
 _SUFFIXES = ("-wal", "-shm", "-last", "")
 """Suffixes of the names of the files that make up a journal."""
-_decoder = msgspec.msgpack.Decoder(list[AnyEvent])
+decode_events = msgspec.msgpack.Decoder(list[AnyEvent]).decode
+"""Decodes a group of events; raises what is in :data:`~millrace.message_budget.MALFORMED`."""
 
 
 class Journal:
@@ -235,13 +237,13 @@ class SqliteJournal(Journal):
                 end = first + count - 1
                 broken = broken or _wrong(past.last + 1, first, count, at, body, checksum)
                 if not broken:
-                    past.events.append(_decoder.decode(body))
+                    past.events.append(decode_events(body))
                     past.last, past.at = end, at
             past.lost = end - past.last
             if mark is not None and end < mark:
                 broken = broken or f"it ends after event {end}, and {mark} were durable: it is an older one, or cut off"
                 past.lost = mark - past.last
-        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError, ValueError) as error:  # rows may be of anything
+        except (sqlite3.DatabaseError, *MALFORMED, TypeError, ValueError) as error:  # rows may be of anything
             broken = broken or f"what follows event {past.last} cannot be read: {error}"
         past.damage = past.damage or broken or marred
         self._last, self._base = past.last, past.base

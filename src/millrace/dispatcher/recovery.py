@@ -9,8 +9,6 @@ import os
 import sqlite3
 from collections.abc import Callable
 
-import msgspec
-
 from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump, fill_in, load
 from millrace.control.journal.transaction import Transaction
@@ -21,7 +19,7 @@ from millrace.dispatcher.blob_store import BlobFolder
 from millrace.dispatcher.journal_file import JournalContents, SqliteJournal, move_journal, remove_journal, set_aside
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusable
 from millrace.dispatcher.work_dir import WorkDir
-from millrace.errors import ServiceError
+from millrace.errors import ProtocolError, ServiceError
 
 NUMBERS_SKIPPED = 1 << 32
 """Numbers of leases and turns to skip where a journal may be older than what was done since: none comes twice."""
@@ -188,7 +186,7 @@ def rebuild(fresh: Callable[[], State], past: JournalContents) -> tuple[State, s
     try:
         if past.snapshot is not None:
             load(state, past.snapshot)
-    except msgspec.MsgspecError as error:
+    except ProtocolError as error:
         return fresh(), f"the snapshot after event {past.base} is not understood: {error}"
     events = [event for group in past.events for event in group]
     for number, event in enumerate(events):

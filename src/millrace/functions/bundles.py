@@ -23,6 +23,7 @@ import msgspec
 from millrace.errors import ShippingError, VersionMismatchError
 from millrace.functions.module_importer import current_finder, install
 from millrace.functions.user_modules import Module, collect_modules, is_installed
+from millrace.message_budget import MALFORMED
 from millrace.version import __version__
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -140,7 +141,7 @@ def _open(bundle: bytes) -> _Contents:
                 f"Functions can only be sent between equal minor versions: start workers with Python {stamp.python}."
             )
         return msgspec.msgpack.decode(stamp.contents, type=_Contents)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ShippingError(f"The bundle of functions is damaged: {error}.") from error
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from millrace.errors import ProtocolError
 from millrace.graph.nodes import OP_NAMES, Autocache, Cache, Graph, Node, Opaque, Prefetch, Shuffle, WithOptions
-from millrace.message_budget import check_containers
+from millrace.message_budget import MALFORMED, check_containers
 
 _TYPES = {name: node_type for node_type, name in OP_NAMES.items()}
 
@@ -150,7 +150,7 @@ def unpack(structure: bytes, values: Sequence[Any] | None = None) -> Graph:
         for entry in record.nodes:
             nodes.append(_node(entry, nodes, values))
         return Graph(nodes[-1])
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, RecursionError) as error:
+    except (*MALFORMED, KeyError, IndexError, TypeError) as error:
         raise ProtocolError(f"these bytes are not a dataset's graph: {error}") from error
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 import msgspec
 
 from millrace.errors import ProtocolError
-from millrace.message_budget import check_containers
+from millrace.message_budget import MALFORMED, check_containers
 from millrace.planning.columns import Integers, Strings, StringsWriter, integers
 
 HASH_BYTES = 16
@@ -279,7 +279,7 @@ def unpack_tables(data: bytes) -> dict[int, SplitTable]:
         if data[:1] and (data[0] & 0xF0 == 0x80 or data[0] in (0xDE, 0xDF)):  # a map
             return {node: inline.table() for node, inline in _before.decode(data).items()}
         version, tables = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except (*MALFORMED, ValueError, OverflowError) as error:
         raise ProtocolError(f"these bytes are not split tables: {error}") from error
     if version != _FORMAT:
         raise ProtocolError(f"these split tables have format {version}, this millrace reads {_FORMAT}")

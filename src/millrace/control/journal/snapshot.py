@@ -14,6 +14,8 @@ from millrace.control.state.cache_state import Caches
 from millrace.control.state.scaling_state import FleetPlan
 from millrace.control.state.state import EndedJob, FinishedJob, Job, Life, State, Worker
 from millrace.control.state.task_state import Failed, Finished, Phase, ReaderProgress, Running, TaskState, Waiting
+from millrace.errors import ProtocolError
+from millrace.message_budget import MALFORMED
 from millrace.planning.split_table import summaries, unpack_tables
 from millrace.protocol.crash_sites import CrashSite, Poison
 
@@ -138,9 +140,12 @@ def load(state: State, data: bytes) -> None:
     """Give a fresh state what :func:`dump` wrote.
 
     Raises:
-        msgspec.MsgspecError: these are not the bytes of a snapshot.
+        ProtocolError: these are not the bytes of a snapshot.
     """
-    snapshot = _decoder.decode(data)
+    try:
+        snapshot = _decoder.decode(data)
+    except MALFORMED as error:
+        raise ProtocolError(f"these bytes are no snapshot: {error}") from error
     for name in Snapshot.__struct_fields__:
         setattr(state, name, getattr(snapshot, name))
     for job in state.jobs.values():

@@ -15,6 +15,7 @@ import grpc
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
+from millrace.message_budget import MALFORMED
 from millrace.wire.address import format_address, parse_address
 from millrace.wire.auth import Identity, check_token_form
 from millrace.wire.control import rpc
@@ -212,7 +213,7 @@ class ControlChannel:
             replies.cancel()
         try:
             return msgspec.msgpack.decode(reply, type=reply_type)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except MALFORMED as error:
             raise ProtocolError(
                 f"the dispatcher at {self.address} sent a malformed reply to {name}: {error}"
             ) from error
@@ -344,7 +345,7 @@ class ClientSession:
                 encoded = self._take()
             try:
                 return self._decoder.decode(encoded)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except MALFORMED as error:
                 self._call.cancel()
                 self._ended = True
                 self._failure = ProtocolError(

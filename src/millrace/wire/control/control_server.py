@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError
-from millrace.message_budget import check_containers
+from millrace.message_budget import MALFORMED, check_containers
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
 from millrace.wire.control import connection_sweep, rpc
@@ -120,7 +120,7 @@ class Session:
             raise StopAsyncIteration
         try:
             return self._decode(encoded)
-        except (msgspec.MsgspecError, RecursionError, MillraceError) as error:
+        except (*MALFORMED, MillraceError) as error:
             _peers.warning("session with %s ended: malformed message: %s", self.peer, error)
             raise ProtocolError(f"the dispatcher got a malformed message: {error}") from error
 
@@ -268,7 +268,7 @@ class ControlServer:
                     check_containers(encoded, f"the request {name}")
                 try:
                     request = msgspec.msgpack.decode(encoded, type=call.request)
-                except (msgspec.MsgspecError, RecursionError) as error:
+                except MALFORMED as error:
                     raise ProtocolError(f"the request {name} is malformed: {error}") from error
             reply = rpc.encode(await call.handler(request))
             rpc.check_call_size(len(reply), f"the reply to {name}")

@@ -21,6 +21,7 @@ from millrace.errors import (
     ServiceUnreachableError,
     VersionMismatchError,
 )
+from millrace.message_budget import MALFORMED
 from millrace.protocol.messages import Failure
 from millrace.wire.auth import OWN, Identity
 from millrace.wire.error_codec import error_of, failure_of, shorten
@@ -173,6 +174,6 @@ def error_in(trailers: Iterable[tuple[str, Any]] | None) -> MillraceError | None
         if key == _FAILURE_KEY:
             try:
                 return error_of(_failure_decoder.decode(value))
-            except msgspec.MsgspecError as error:
+            except MALFORMED as error:
                 return ServiceError(f"the service failed, and its reason is malformed: {error}")
     return None

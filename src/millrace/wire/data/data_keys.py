@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from millrace.errors import ProtocolError
+from millrace.message_budget import MALFORMED
 from millrace.protocol.data_messages import Open
 
 NONCE_BYTES = 32
@@ -75,7 +76,7 @@ def read_claims(claims: bytes) -> Open:
     """
     try:
         return _claims_decoder.decode(claims)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ProtocolError(f"the peer's claims are malformed: {error}") from error
 
 

@@ -28,7 +28,7 @@ from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena, BorrowedSegments, Segment
 from millrace.errors import ProtocolError
-from millrace.message_budget import check_containers
+from millrace.message_budget import MALFORMED, check_containers
 from millrace.wire.data.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class FdChannel:
         check_containers(encoded, "the preamble of a frame")
         try:
             preamble = _decoder.decode(encoded)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except MALFORMED as error:
             raise ProtocolError(f"the peer sent a malformed preamble: {error}") from error
         passed = len(preamble.segments) + len(preamble.ranges)
         if self._arena is not None and (passed or preamble.loans or self._descriptors):

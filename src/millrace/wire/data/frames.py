@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from millrace.elements.layout import ALIGNMENT
 from millrace.errors import ProtocolError, VersionMismatchError
-from millrace.message_budget import check_containers
+from millrace.message_budget import MALFORMED, check_containers
 from millrace.wire.data import compression
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def receive_frame(
     check_containers(encoded, "the header of a frame")
     try:
         header = decoder.decode(encoded)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"the peer sent a malformed header: {error}") from error
     buffer = allocate(payload_size)
     if payload_size:
