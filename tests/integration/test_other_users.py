@@ -86,6 +86,17 @@ def test_a_token_that_is_given_lets_others_in(theirs: Path):
         assert out.strip().isdigit(), (out, err)
 
 
+def told_token(element):
+    return os.environ.get("MILLRACE_TOKEN", "none"), b"secret" in Path("/proc/self/cmdline").read_bytes()
+
+
+def test_functions_are_told_no_token():
+    """They print their environment, and start processes with it; and whoever asks ps sees command lines."""
+    with mr.LocalService(max_workers=1, token="secret") as service:
+        ds = mr.Dataset.range(1).map(told_token)
+        assert list(ds.distribute(service.address, job_name="a", token="secret")) == [("none", False)]
+
+
 SQUAT = """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as listener:

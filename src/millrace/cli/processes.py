@@ -13,6 +13,7 @@ import sys
 from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.options import (
     LOOPBACK,
+    TOKEN,
     add_cache,
     add_listening,
     add_memory,
@@ -241,6 +242,7 @@ def _worker(options: argparse.Namespace) -> int:
         drain_timeout=options.drain_timeout,
         job=options.job,
     )
+    os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)
 
     def listening() -> None:
