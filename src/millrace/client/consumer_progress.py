@@ -170,7 +170,7 @@ class EpochProgress(ProgressTracker):
 
         Args:
             spec: of the job.
-            consumer: who reads it.
+            consumer: who reads it, by its rank; each member of a group goes on with its states alone.
             graph: digest of the job's graph.
             taken: count what operators behind ``distribute()`` took as read, whatever they have made of it.
 
@@ -181,13 +181,13 @@ class EpochProgress(ProgressTracker):
             raise StateError(
                 "ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on"
             )
-        if spec.sharing:
-            consumer = 0  # each member of the group has all elements, and goes on with a state alone
-        elif consumer and spec.num_consumers is None:
+        if consumer and spec.num_consumers is None:
             raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
         begun = self.begun
         assert begun is not None
-        done, parts = self._given.now() if taken and self.behind is not None else self.now()
+        ahead = taken and self.behind is not None
+        done, parts = self._given.now() if ahead else self.now()
+        last = (self._given if ahead else self._progress).last  # behind which the next round is that of another slot
         return Checkpoint(
             seed=spec.seed,
             epoch=begun.epoch,
@@ -201,14 +201,9 @@ class EpochProgress(ProgressTracker):
             rank=consumer,
             ranks=spec.num_consumers or 1,
             alone=(self.alone.low, self.alone.text()),
-            turn=self._turn(begun, spec) if spec.coordinated else 0,
+            turn=(begun.turn if last < 0 else (last + 1) % spec.cycle_length) if spec.coordinated else 0,
             **begun.fields(),
         )
-
-    def _turn(self, begun: EpochBegun, spec: JobSpec) -> int:
-        """Find the slot whose round comes next, behind the one of which a round was handed out last."""
-        last = self._progress.last
-        return begun.turn if last < 0 else (last + 1) % spec.cycle_length
 
     # -- operators behind distribute() ---------------------------------------------------------------------------------
 

@@ -137,9 +137,13 @@ class ConsumerSession:
     def go_on(self, reader: EpochReader) -> JobSession:
         """Read on for a reader whose job goes on without it: with what the states say that this one begins with.
 
+        Waits until all ranks have said their states: an epoch that is begun before would begin with none of them.
+
         Raises:
             MillraceError: why the job cannot go on.
         """
+        following = self.next_epoch
+        assert following <= reader.number
         self._job_session.begin(reader.progress)
         self._reader = weakref.ref(reader)
         return self._job_session

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 from tests.integration.service.service_driving import WAIT_S
 from tests.integration.service.test_service_sharing import COUNT, NUMBERS, groups, members, shared
+from tests.integration.service.test_service_sharing_ranks import RANKS, Training, waited
 
 import millrace as mr
 
@@ -97,6 +98,34 @@ def test_a_state_of_a_detached_job_is_gone_on_with_in_a_job_of_its_own(small_ser
         assert numbers(own, kind) == NUMBERS, "with its next epoch it is a member again"
         assert members(small_service.status()) == 1
         assert own.state_dict()["epoch"] == 1
+
+
+def rounds_read(parts):
+    """Numbers in each batch of what a rank got, be batches batched once more behind distribute() or not."""
+    batches = (batch for part in parts for batch in (part if part.ndim > 2 else [part]))
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("kind", ["plain", "batched"])
+def test_ranks_that_keep_others_waiting_go_on_in_a_job_of_their_own_and_in_step(small_service, gate, keeper, kind):
+    dataset = large(gate).batch(2)
+    with ExitStack() as stack:
+        fast, slow = (Training(stack, small_service, dataset, name) for name in ("fast", "slow"))
+        whole = [fast.pool.submit(list, part) for part in fast.parts]
+        own = [behind(part, kind) for part in slow.parts]
+        ranks = slow.at_once(iter, own)
+        small_service.until(lambda status: members(status) == 2 * RANKS)
+        keeper.open()
+        seen = [[first] for first in slow.at_once(next, ranks)]
+        small_service.until(lambda status: members(status) == RANKS)
+        words = "job 'slow' .*held up the others for 0.5 s.*; job 'slow' reads the rest of epoch 0"
+        with pytest.warns(mr.MillraceWarning, match=words):
+            rest = slow.at_once(list, ranks)
+        found = [rounds_read([*first, *others]) for first, others in zip(seen, rest, strict=True)]
+        assert found == [rounds_read(rank) for rank in waited(whole)]
+        assert len(found[0]) == len(found[1]) == COUNT // (2 * RANKS)
+        assert Counter(number for rank in found for batch in rank for number in batch) == NUMBERS
+        assert all(each.state_dict()["ended"] for each in own)
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

@@ -18,15 +18,19 @@ class Training:
 
     def __init__(self, stack, service, dataset, name, **options):
         chosen = {"num_consumers": RANKS, "coordinated": True, "sharing": mr.Sharing.LOCKSTEP, "tasks": 12, **options}
+        self.pool = stack.enter_context(ThreadPoolExecutor(RANKS))  # ends after the parts, which let go of its threads
         self.parts = [
             stack.enter_context(dataset.distribute(service.address, job_name=name, consumer_index=rank, **chosen))
             for rank in range(RANKS)
         ]
-        self.pool = stack.enter_context(ThreadPoolExecutor(RANKS))
 
     def epoch(self):
         """What the ranks read; to be waited for."""
         return [self.pool.submit(lambda part: [batch.tolist() for batch in part], part) for part in self.parts]
+
+    def at_once(self, call, each):
+        """What a call gives for something of each rank, made by all at a time."""
+        return waited([self.pool.submit(call, one) for one in each])
 
 
 def bucketed(calls):

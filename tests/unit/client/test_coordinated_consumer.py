@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from millrace.client import consumer_io as io
@@ -97,6 +98,22 @@ def test_nothing_is_let_in_while_nobody_knows_where_the_next_round_will_be() -> 
     rank.deliver(1, 0, 90)
     rank.handle(io.TooSmall(ONE, data.Short(80, 1, 0, slot=1)))
     assert granted(rank.ask()) == []
+
+
+def test_a_state_of_what_operators_took_goes_on_behind_it_and_names_the_rank_of_a_member() -> None:
+    rank = Rank()
+    rank.read(0, 1)
+    reading = rank.core.reading
+    assert reading is not None
+    reading.take_current()
+    for task in (0, 1):
+        rank.deliver(task, 0)
+        rank.ask()
+        assert reading.take_current()[1] == task
+    reading.made_of(0, 1, 1)
+    spec = msgspec.structs.replace(rank.core.spec, sharing="lockstep")
+    states = [reading.state(spec, 1, "graph", taken=taken) for taken in (False, True)]
+    assert [(state.rank, state.turn, state.begun) for state in states] == [(1, 1, [(0, 1)]), (1, 0, [(0, 1), (1, 1)])]
 
 
 def test_a_state_says_which_slot_is_next_and_a_rank_goes_on_there() -> None:
