@@ -94,6 +94,7 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
     _void(tx, tx.state.jobs.get(spec.name), name, None)  # what was left of it when others came
     job = tx.state.jobs.get(spec.name) or create(tx, spec, ranks[0])
     first, newest, late = first_epoch(job), job.newest, is_late(job)
+    gone = [] if job.windowed else _let_go_of(job, first)
     numbers = range(-(-_unused(job) // len(ranks)) * len(ranks), 1 << 62)
     readers = list(zip(numbers, ranks, strict=False))
     for number, item in readers:
@@ -112,13 +113,22 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
             )
         )
         group_progress.joined(tx, job, number)
-    for epoch in [each for each in job.epochs if first <= each <= job.newest and not job.windowed]:
-        for task, live in list(job.epochs[epoch].live.items()):
-            if live.worker:  # what others have of it may have been let go of
-                revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
+    for epoch, task in gone:
+        revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
     tell_audience(tx, job)
     for number, _ in readers:
         _let_in(tx, job, number, newest, late=late)
+
+
+def _let_go_of(job: Job, first: int) -> list[tuple[int, int]]:
+    """List (epoch, task) of what workers have, from this epoch on, of which all members there are have outputs.
+
+    These are gone, or will not come, as they were leased for what is behind these. What workers let go of besides that
+    they know before anybody else does: they give it back when a member asks for it.
+    """
+    tasks = [(number, task, live) for number, epoch in job.epochs.items() for task, live in epoch.live.items()]
+    had = ((number, task) for number, task, live in tasks if live.worker and (live.complete or live.received))
+    return [(number, task) for number, task in had if number >= first]
 
 
 def _unused(job: Job) -> int:

@@ -94,6 +94,20 @@ class Lane:
         lacking = [each for each in lease.readers or self.buffer.outboxes if each not in readers] if readers else []
         return msgspec.structs.replace(lease, readers=lacking, received=lease.received if lacking else -1)
 
+    def join(self, reader: int, since: int) -> None:
+        """Add a reader of the epochs ``since`` this one; what was leased for some readers is for it, too."""
+        self.pending = [self._with(each, reader, since) for each in self.pending]
+        if self.run is not None:
+            self.run.lease = self._with(self.run.lease, reader, since)
+        self.buffer.join(reader, since)
+
+    @staticmethod
+    def _with(lease: msg.LeaseTask, reader: int, since: int) -> msg.LeaseTask:
+        """Change a lease that is not for all, so that its outputs are for this reader as well."""
+        if not lease.readers or lease.ref.epoch < since:
+            return lease
+        return msgspec.structs.replace(lease, readers=[*lease.readers, reader])
+
     def drop(self, leases: Container[int]) -> None:
         """Drop leases that are not this worker's any more; nobody wants to hear of them."""
         self.pending = [each for each in self.pending if each.lease not in leases]

@@ -79,14 +79,12 @@ class SlotBuffer:
             if complete and cursor.task.finished:
                 cursor.done = True
                 self._settle(cursor.task)
-                if key not in self.tasks:
-                    self._read_out[key] = cursor.task.lease
 
     def lacks(self, key: TaskKey, lease: int, start: int, outbox: ReaderOutbox | None = None) -> bool:
-        """Whether outputs of this lease from ``start`` on are not kept any more, as all readers acknowledged them.
+        """Whether outputs of this lease from ``start`` on are not kept any more, as all who were there have them.
 
-        Or not for this one, as was said. Who asks for them all the same has the place of another process in a journal
-        that is newer than the one that the dispatcher was started on.
+        Or not for this one, as was said. Who asks for them all the same has joined since, or has the place of another
+        process in a journal that is newer than the one that the dispatcher was started on.
         """
         if not self.has(key, lease):
             return self._read_out.get(key) == lease
@@ -174,8 +172,6 @@ class SlotBuffer:
                 outbox.cursors[key].done |= not readers
             self._free(task)
             self._settle(task)
-            if key not in self.tasks:
-                self._read_out[key] = task.lease
 
     def _let_go(self, outbox: ReaderOutbox, key: TaskKey) -> None:
         """Let a reader go of a task, which it has, or which is of an epoch that it will not read: it is past that."""
@@ -203,7 +199,8 @@ class SlotBuffer:
 
     def revoke(self, key: TaskKey, lease: int) -> None:
         """Drop a task, if what is kept of it is of this lease."""
-        if any(task.key == key and task.lease == lease for task in self.ended()) or self.has(key, lease):
+        held = any(task.key == key and task.lease == lease for task in self.ended()) or self.has(key, lease)
+        if held or self._read_out.get(key) == lease:
             self.forget(key)
 
     def resize(self, limit: int) -> None:
@@ -282,6 +279,7 @@ class SlotBuffer:
         task.spared = all(outbox.cursors[task.key].done for outbox in self.outboxes.values())
         if task.finished and task.spared:
             self.forget(task.key)
+            self._read_out[task.key] = task.lease
 
     def _count(self, epoch: int, size: int) -> None:
         self.bytes += size

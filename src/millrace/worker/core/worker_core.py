@@ -205,7 +205,7 @@ class WorkerCore:
                 }
                 lane.buffer.leave(reader)
             for reader in [each for each in members if each not in outboxes]:
-                lane.buffer.join(reader, members[reader])
+                lane.join(reader, members[reader])
             lane.look(self._now)
 
     def _close(self, name: str) -> None:

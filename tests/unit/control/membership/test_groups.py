@@ -81,10 +81,44 @@ def test_who_comes_before_anything_is_over_reads_the_same_epoch_from_its_beginni
     service.work(read=False)
     other = join(service, "c1", "other")
     assert other.joined.epoch == -1
-    assert any("lacks what others have" in event.reason for event in service.events if isinstance(event, TaskReleased))
     while service.work():
         validate(service.state)
     assert sorted(one.complete) == sorted(other.complete) == list(range(6))
+    assert not released(service), "workers keep it for both"
+
+
+@pytest.mark.parametrize("received", [0, 1])
+def test_what_all_have_outputs_of_runs_again_for_who_comes_and_what_some_lack_does_not(service, received):
+    one, other = join(service, "c0", "one"), join(service, "c1", "other")
+    service.work(read=False)
+    task = service.readable(one)[0]
+    for member, count in ((one, 1), (other, received)):
+        progress = [msg.TaskProgress(task, count)]
+        service.say(inp.ConsumerSaid(member.client, msg.ConsumerReport(0, progress)))
+    third = join(service, "c2", "third")
+    assert released(service) == [(task, "member 2 came, and lacks what others have")] * received
+    while service.work():
+        validate(service.state)
+    assert sorted(one.complete) == sorted(other.complete) == sorted(third.complete) == list(range(6))
+
+
+def test_what_all_have_and_only_its_tail_needs_runs_again_for_who_comes():
+    service = Service(FakePlan(4, fan_in=4))
+    service.add_worker("w")
+    one = join(service, "c0", "one")
+    service.work(read=False)
+    task = service.readable(one)[0]
+    service.read(one, task)
+    assert task in group(service).epochs[0].live
+    other = join(service, "c1", "other")
+    assert released(service) == [(task, "member 1 came, and lacks what others have")]
+    while service.work():
+        validate(service.state)
+    assert sorted(one.complete) == sorted(other.complete) == list(range(5))
+
+
+def released(service):
+    return [(event.task, event.reason) for event in service.events if isinstance(event, TaskReleased)]
 
 
 def test_who_comes_later_begins_with_the_next_epoch(service):

@@ -61,6 +61,23 @@ def test_what_was_leased_before_a_member_came_is_for_it_too(driver):
     assert driver.sent() == [("c2", 0, 0, False)]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_was_leased_for_some_members_is_for_one_too_that_comes_before_it_began(driver, waits):
+    before = driver.lease(7, 9) if waits else 0
+    lane = driver.lease(0, 1, readers=[1]) or before
+    driver.heard(Audience("a", {0: 0, 1: 0, 2: 0, 3: 1}))
+    driver.heard(msg.OutputsReceived([msg.TaskRef("a", 0, 0)], [1]))
+    if waits:
+        driver.begin(lane)
+        driver.finish(lane, 0)
+    driver.begin(lane)
+    read(driver, "c2", 2)
+    driver.put(lane, 0, 10)
+    assert driver.sent() == [("c2", 0, 0, False)]
+    driver.say("c2", Received(0, 0, 1))
+    assert isinstance(driver.put(lane, 1, 100), act.GoOn), "the others lack nothing of it"
+
+
 def test_nothing_is_kept_for_a_member_of_epochs_before_its_first(driver):
     driver.heard(Audience("a", {0: 0, 2: 1}))
     lane = driver.lease(0, 1)

@@ -150,6 +150,27 @@ def test_what_one_reader_acknowledged_and_another_lacks_is_sent_again_to_who_tak
     assert buffer.lacks(KEY, 1, 0)
 
 
+def test_who_comes_after_another_left_lacks_what_the_others_have_all_of():
+    buffer = SlotBuffer(1000, (0, 1))
+    buffer.begin(KEY, 1, 0)
+    buffer.put(KEY, 1, message(0))
+    buffer.finish(KEY, 1, 1, 0)
+    received(buffer, KEY, 1, complete=True)
+    buffer.leave(1)
+    assert not buffer.tasks
+    assert buffer.lacks(KEY, 1, 0, buffer.join(2))
+
+
+def test_a_lease_that_was_given_back_is_lacked_no_more():
+    buffer = SlotBuffer(1000)
+    buffer.begin(KEY, 1, 0)
+    buffer.finish(KEY, 1, 0, 0)
+    received(buffer, KEY, 0, complete=True)
+    assert buffer.lacks(KEY, 1, 0)
+    buffer.revoke(KEY, 1)
+    assert not buffer.lacks(KEY, 1, 0)
+
+
 def test_all_of_a_task_received_frees_it():
     buffer = SlotBuffer(1000)
     buffer.begin(KEY, 1, 0)
