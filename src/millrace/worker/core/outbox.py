@@ -252,7 +252,8 @@ class SendCredit:
 
     def __init__(self) -> None:
         self.left = self.share = self.slot = 0
-        self._said = 0
+        self._said = 0  # what the next message needs
+        self._owed = False  # what was said, and has not come or was not used yet
 
     def grant(self, count: int, share: int = 0) -> None:
         """Add so many bytes, of such a share."""
@@ -267,6 +268,7 @@ class SendCredit:
     def void(self) -> None:
         """Forget all: the connection is another one."""
         self.left = self.share = self._said = 0
+        self._owed = False
 
     def next(self, outbox: ReaderOutbox) -> Parcel | Short | None:
         """Take off what to send now; None if there is nothing, or it is not allowed yet."""
@@ -277,17 +279,17 @@ class SendCredit:
         if size > self.left:
             if size == self._said:
                 return None
-            returned, self.left, self._said = self.left, 0, size
+            returned, self.left, self._said, self._owed = self.left, 0, size, True
             return Short(size, parcel.header.count, returned, self.slot)
         outbox.sent(parcel)
         if size:
             self.left -= size
-            self._said = 0
+            self._said, self._owed = 0, False
         return parcel
 
     def _return(self) -> Short | None:
         """Give back what came for a message that has been withdrawn meanwhile: others may wait for it."""
-        if not (self._said and self.left):
+        if not (self._owed and self.left):
             return None
-        returned, self.left, self._said = self.left, 0, 0
+        returned, self.left, self._said, self._owed = self.left, 0, 0, False
         return Short(0, 0, returned, self.slot)

@@ -67,6 +67,17 @@ def test_what_came_for_a_message_that_was_withdrawn_goes_back():
     assert pool.force(None)[A] >= 8
 
 
+def test_what_came_for_a_withdrawn_message_goes_back_although_its_reader_has_asked_again_meanwhile():
+    """Else the reader takes it for under way, and lets nobody else in: a schedule of the simulation stood still."""
+    allowance, buffer = SendCredit(), filled([10])
+    assert allowance.next(buffer.outboxes[0]) == Short(10, 1, 0)
+    allowance.say_again()
+    buffer.forget(KEY)
+    assert allowance.next(buffer.outboxes[0]) is None
+    allowance.grant(10)
+    assert allowance.next(buffer.outboxes[0]) == Short(0, 0, 10)
+
+
 def test_a_bare_end_needs_no_allowance():
     allowance, buffer = SendCredit(), filled([])
     buffer.finish(KEY, 1, 0, 0)
