@@ -243,14 +243,14 @@ class TaskManager:
         """Find the key of a peer, by what it claims.
 
         Raises:
-            ServiceError: this worker does not serve the job (yet).
+            ServiceUnreachableError: this worker does not serve the job yet, or no longer: a consumer tries again.
             ProtocolError: the claims are malformed.
         """
         opening = read_claims(claims)
         with self._lock:
             job = self._core.jobs.get(opening.job)
         if job is None or job.generation != opening.generation or not job.key:
-            raise ServiceError(f"this worker does not serve job {opening.job!r} now")
+            raise ServiceUnreachableError(f"this worker does not serve job {opening.job!r} now")
         return consumer_key(job.key, opening)
 
     def serve(self, connection: DataConnection) -> None:
