@@ -11,8 +11,11 @@ from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import EVENTS, play
 
 SEEDS = 100
+MANY_S = 600
+"""Seconds for a test that plays a hundred schedules, some of which take two."""
 
 
+@pytest.mark.timeout(MANY_S)
 def test_nothing_is_violated_in_a_long_and_eventful_schedule():
     fired: Counter[str] = Counter()
     for seed in range(SEEDS):
@@ -43,6 +46,7 @@ def test_a_seed_tells_the_whole_story():
     assert len(stories[0]) > 500
 
 
+@pytest.mark.timeout(MANY_S)
 @pytest.mark.parametrize("plant", MUTANTS)
 def test_a_planted_bug_is_found_soon(plant):
     """Within 120 schedules; the one that is remembered to find it is tried first, as looking for it takes long."""
