@@ -1,5 +1,6 @@
 """What a cache of samples misses under shuffles that are drawn anew."""
 
+import heapq
 import itertools
 import random
 import statistics
@@ -44,6 +45,7 @@ class Host:
     def __init__(self, room: int, at_once: int, rng: random.Random) -> None:
         self.room, self.at_once, self.rng = room, at_once, rng
         self.cache: dict[int, int] = {}  # samples, and their turns to go
+        self.turns: list[tuple[int, int]] = []  # of them a heap, with turns that were exchanged for later ones
         self.turn = itertools.count()
         self.asked: deque[int] = deque()
         self.under_way: list[tuple[int, int]] = []
@@ -76,7 +78,7 @@ class Host:
                 self.fetched += 1
                 self.under_way.append((sample, turn))
             else:
-                self.cache[sample] = turn
+                self._give(sample, turn)
 
     def _step(self) -> None:
         """End one fetch."""
@@ -86,9 +88,15 @@ class Host:
         self._look_up()
 
     def _keep(self, sample: int, turn: int) -> None:
+        self._give(sample, turn)
+        while len(self.cache) > self.room:
+            turn, oldest = heapq.heappop(self.turns)
+            if self.cache.get(oldest) == turn:
+                del self.cache[oldest]
+
+    def _give(self, sample: int, turn: int) -> None:
         self.cache[sample] = turn
-        if len(self.cache) > self.room:
-            del self.cache[min(self.cache, key=self.cache.__getitem__)]
+        heapq.heappush(self.turns, (turn, sample))
 
 
 def played_ahead(samples: int, hosts: int, room: int, epochs: int, at_once: int, seed: int) -> list[int]:

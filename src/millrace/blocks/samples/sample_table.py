@@ -148,7 +148,7 @@ class SampleTable:
     def _make_room(self, base: sqlite3.Connection) -> int:
         count, size = base.execute("select count, size from total").fetchone()
         most_samples, most_bytes = self._most
-        gone: list[tuple[int, int]] = []
+        gone = 0
 
         def over() -> bool:
             return (most_samples is not None and count > most_samples) or (most_bytes is not None and size > most_bytes)
@@ -162,11 +162,10 @@ class SampleTable:
                     break
                 base.execute("delete from samples where id = ?", (number,))
                 base.execute("delete from contents where id = ?", (number,))
-                count, size = count - 1, size - nbytes
-                gone.append((number, nbytes))
+                count, size, gone = count - 1, size - nbytes, gone + 1
         if gone or not count:
             base.execute("update total set count = ?, size = ?", (count, size))
-        return len(gone)
+        return gone
 
     def totals(self) -> tuple[int, int]:
         """Count the (samples, bytes of them) that are kept."""
