@@ -292,7 +292,20 @@ class Service:
             return []
         events, actions = decide(self.state, self.observed, item, self.now)
         self.carry_out(events, actions)
+        self.check_ends()
         return actions
+
+    def check_ends(self) -> None:
+        """Who was told that it knows all tasks of its epoch does: it would end it before what it never heard of."""
+        for client, peer in self.consumers.items():
+            job = None if peer.joined is None else self.state.jobs.get(peer.joined.job)
+            place = None if job is None else job.consumers.get(peer.joined.consumer)
+            if job is None or place is None or peer.ends is None or not peer.connected or place.client != client:
+                continue
+            epoch = job.epochs.get(place.epoch)
+            if epoch is not None and peer.epoch.epoch == place.epoch and job.failure is None:
+                unknown = {*epoch.shares.get(peer.joined.consumer, ())} - {*peer.ends}
+                assert not unknown, (client, unknown)
 
     def carry_out(self, events: list[Any], actions: list[Any]) -> None:
         """Let peers hear what was decided."""

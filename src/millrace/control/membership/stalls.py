@@ -23,6 +23,7 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.jobs import consumer_gone
 from millrace.control.membership.late_joins import named
 from millrace.control.state.state import Job
+from millrace.control.tasks.epochs import send_ends
 from millrace.control.tasks.leases import revoke
 from millrace.control.tasks.slots import is_awaited, missing, round_robin
 from millrace.control.tasks.task_queue import held_back, is_ready
@@ -69,7 +70,7 @@ def _tell_awaited(tx: Transaction, job: Job, since: float) -> None:
 
 def _let_go_on(tx: Transaction, job: Job, number: int, slot: int) -> set[int]:
     """Give a slot what its tails wait for; slots of readers never seen that it still waits for."""
-    epoch, held = job.epochs[number], set()
+    epoch, held, moved = job.epochs[number], set(), False
     for task, owner in sorted(set(_inputs(tx, job, number, slot, reruns=True))):
         if not is_awaited(job, owner):
             continue
@@ -80,6 +81,9 @@ def _let_go_on(tx: Transaction, job: Job, number: int, slot: int) -> set[int]:
         if live.worker:
             revoke(tx, job, number, task, f"consumer {slot} waits for what it leaves over")
         tx.emit(TaskMoved(job.name, number, task, slot))
+        moved = True
+    for reader in job.audience(slot) if moved else ():
+        send_ends(tx, job, number, reader)  # else it may be through with what it knew of before these come
     return held
 
 
