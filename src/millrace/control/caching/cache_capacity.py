@@ -232,12 +232,12 @@ def _may_tell(state: State, worker: str, message: CacheUsed) -> bool:
     """Whether a worker can know what it says: the run may be its own, and the point one of the run's job.
 
     Who has not been told of the job, or was given up, may add blocks and have none deleted. What is in the store and
-    was not told of is found when the store is listed.
+    was not told of is found when the store is listed. A job may be over before its last run is heard of.
     """
     if any(message.lease in other.unfinished for name, other in state.workers.items() if name != worker):
         return False
     teller = state.workers.get(worker)
-    if message.lost and (teller is None or message.job not in teller.open):
+    if message.lost and (teller is None or message.job not in {*teller.open, *teller.closed}):
         return False
     written, read = set[str](), set[str]()
     held, job = state.caches.reservations.get(message.lease), state.jobs.get(message.job)

@@ -7,6 +7,9 @@ from typing import ClassVar
 from millrace.control.journal.event import Changes, Event
 from millrace.control.state.state import State, Worker
 
+_CLOSED = 16
+"""So many of the jobs that a worker was told to close are remembered."""
+
 
 class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
     """A worker registered, or came back after its session broke (then only its address may have changed).
@@ -113,5 +116,6 @@ class WorkerDismissed(Event, frozen=True, tag="WorkerDismissed"):
     def apply(self, state: State) -> None:
         worker = state.workers[self.worker]
         worker.open.pop(self.job, None)
+        worker.closed = [*worker.closed, self.job][-_CLOSED:]
         if worker.job == self.job:
             worker.job = ""

@@ -56,7 +56,8 @@ class Worker(msgspec.Struct):
         lost_at: when its session broke; None while there is one.
         unfinished: by lease, the (job, epoch, task) that it runs.
         kept: the same of tasks that it has finished and still holds outputs or leftovers of.
-        open: jobs that it was told of and not yet told to close.
+        open: jobs that it was told of and not yet told to close; ``closed``: the last ones that it was told to close,
+            of whose runs it may still tell.
         served: by job, the number of the turn in which it began or ended to serve it.
         pinned_job: the one job that it may serve: it is local to that, started by a consumer and not the
             service's; empty: it is the service's.
@@ -79,6 +80,7 @@ class Worker(msgspec.Struct):
     unfinished: dict[int, tuple[str, int, int]] = {}
     kept: dict[int, tuple[str, int, int]] = {}
     open: dict[str, None] = {}
+    closed: list[str] = []
     served: dict[str, int] = {}
     pinned_job: str = msgspec.field(default="", name="only")
     buffer_bytes: int = 0

@@ -216,6 +216,17 @@ def test_what_a_worker_says_of_points_that_are_not_its_jobs_counts_for_nothing(s
     assert not service.state.caches.points[OTHERS].evicting
 
 
+def test_what_a_run_could_not_read_is_given_up_though_its_job_is_over_when_that_is_heard():
+    """Whoever read the job's last element closed it before the word of its last run came."""
+    service, peer = begun()
+    read_all(service, peer)
+    service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
+    assert not service.state.jobs
+    name = min(blocks(service))
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, lost=[name])))
+    assert name in service.state.caches.points[PLACE].evicting
+
+
 def test_what_a_worker_says_of_anothers_lease_counts_for_nothing():
     service, _ = begun()
     lease = next(iter(service.state.workers["w0"].unfinished))
