@@ -1,10 +1,12 @@
 """Calls: questions of any size to the dispatcher."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 
 import grpc
+import grpc._channel
 import msgspec
 import numpy as np
 import pytest
@@ -150,6 +152,28 @@ def test_a_channel_that_another_thread_closes_just_before_it_is_used(channel, mo
     monkeypatch.setattr(channel, "check_usable", close_once_looked_at)
     with pytest.raises(ServiceError, match=r"this ControlChannel to .* is closed"):
         use(channel)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first call", "later call"])
+def test_an_interrupt_as_a_call_begins_keeps_no_channel_from_closing(serving, monkeypatch, again):
+    """gRPC knew of a call then and had no thread that waits for its end, which closing the channel waits for."""
+    start = grpc._channel._run_channel_spin_thread
+
+    def interrupted(state):
+        signal.raise_signal(signal.SIGINT)
+        start(state)
+
+    with serving(calls=CALLS) as dispatcher:
+        channel = ControlChannel(dispatcher.address)
+        if again:
+            assert channel.call("Reverse", b"abc", bytes) == b"cba"
+        monkeypatch.setattr(grpc._channel, "_run_channel_spin_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            channel.call("Reverse", b"abc", bytes)
+        closing = threading.Thread(target=channel.close, daemon=True)
+        closing.start()
+        closing.join(PROMPTLY_S)
+        assert not closing.is_alive()
 
 
 def test_a_channel_that_closes_does_not_join_threads_whose_calls_ended_at_once(channel, monkeypatch):

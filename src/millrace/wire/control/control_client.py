@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -219,7 +220,11 @@ class ControlChannel:
             ) from error
 
     def _begun(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Begin a call of gRPC's."""
+        """Begin a call of gRPC's, which Ctrl-C does not cut in two."""
+        begin = functools.partial(self._begin, call, *args, **options)
+        return _uninterrupted(begin) if threading.current_thread() is threading.main_thread() else begin()
+
+    def _begin(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
             with forks.gate:
                 begun = call(*args, **options)
@@ -282,6 +287,30 @@ class ControlChannel:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ServiceUnreachableError(f"what answers at {self.address} is no millrace dispatcher: {details}")
         return ProtocolError(f"{name} failed between here and the dispatcher at {self.address}: {code.name}: {details}")
+
+
+def _uninterrupted(begin: Callable[[], Any]) -> Any:
+    """Begin a call in a thread of its own: an interrupt reaches the main thread, which waits for it, and no other one.
+
+    Of a call whose beginning is interrupted gRPC knows, and it has no thread that waits for its end: closing the
+    channel waits for that for ever.
+    """
+    begun: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            begun.set_result(begin())
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            begun.set_exception(error.with_traceback(None))  # whose frames hold this, and it the error
+
+    thread = threading.Thread(target=run, name="millrace-call", daemon=True)
+    try:
+        thread.start()
+        thread.join()
+        return begun.result()
+    except BaseException:  # of Ctrl-C, if not of the call itself: nobody will read what it gives
+        begun.add_done_callback(lambda done: None if done.exception() else done.result().cancel())
+        raise
 
 
 class ClientSession:
