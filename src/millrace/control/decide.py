@@ -87,6 +87,12 @@ def _client_session_lost(tx: Transaction, item: inp.ClientSessionLost) -> None:
         jobs.consumer_lost(tx, tx.state.jobs[place[0]], place[1])
 
 
+def _removal_asked(tx: Transaction, item: inp.RemovalAsked) -> None:
+    points = tx.state.caches.points
+    allowed = [name for name in item.places if name in points and item.caller.removes(points[name].writer)]
+    cache_capacity.remove(tx, allowed)
+
+
 def _tick(tx: Transaction, item: inp.Tick) -> None:
     cache_capacity.sweep(tx)
     workers.watch(tx)
@@ -123,8 +129,8 @@ def _follow_up(tx: Transaction, item: Input, wanted: int) -> None:
     scheduler.schedule(tx)
 
 
-def _hello(tx: Transaction, _worker: str, message: msg.WorkerHello) -> None:
-    workers.hello(tx, message)
+def _hello(tx: Transaction, item: inp.WorkerSaid, message: msg.WorkerHello) -> None:
+    workers.hello(tx, message, item.caller)
     workers.adopt_shares(tx)
 
 
@@ -152,7 +158,6 @@ def _job_unsendable(tx: Transaction, item: inp.Unsendable) -> None:
 
 
 _OF_ANYBODY: dict[type, Callable[[Transaction, str, Any], None]] = {
-    msg.WorkerHello: _hello,
     CacheUsed: cache_capacity.used,  # of whoever was given up, too: what it has kept is right
 }
 _OF_WORKERS: dict[type, Callable[[Transaction, str, Any], None]] = {
@@ -173,7 +178,9 @@ _OF_WORKERS: dict[type, Callable[[Transaction, str, Any], None]] = {
 
 def _worker_said(tx: Transaction, item: inp.WorkerSaid) -> None:
     kind = type(item.message)
-    if kind in _OF_ANYBODY:
+    if isinstance(item.message, msg.WorkerHello):
+        _hello(tx, item, item.message)
+    elif kind in _OF_ANYBODY:
         _OF_ANYBODY[kind](tx, item.worker, item.message)
     elif item.worker in tx.state.workers:  # else refused, or given up: its hello will tell it what is void
         _OF_WORKERS[kind](tx, item.worker, item.message)
@@ -212,6 +219,6 @@ _REACTIONS: dict[type, Callable[[Transaction, Any], None]] = {
     inp.StoreListed: cache_capacity.listed,
     inp.BlocksGone: cache_capacity.deleted,
     inp.Unsendable: _job_unsendable,
-    inp.RemovalAsked: lambda tx, item: cache_capacity.remove(tx, item.places),
+    inp.RemovalAsked: _removal_asked,
     inp.Tick: _tick,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.protocol.cache_messages import KeptBlock
+from millrace.protocol.caller import ADMINISTRATOR, Caller
 from millrace.protocol.messages import Failure, FromConsumer, FromWorker, JoinJob
 
 
@@ -19,10 +20,11 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class WorkerSaid(msgspec.Struct, frozen=True):
-    """A message on the session of ``worker``."""
+    """A message on the session of ``worker``, which ``caller`` has begun."""
 
     worker: str
     message: FromWorker
+    caller: Caller = ADMINISTRATOR
 
 
 class WorkerSessionLost(msgspec.Struct, frozen=True):
@@ -44,6 +46,7 @@ class JoinRequested(msgspec.Struct, frozen=True):
     message: JoinJob
     job: str
     seed: int
+    caller: Caller = ADMINISTRATOR
 
 
 class ConsumerSaid(msgspec.Struct, frozen=True):
@@ -82,6 +85,7 @@ class RemovalAsked(msgspec.Struct, frozen=True):
     """Somebody wants all blocks of these points to be deleted."""
 
     places: list[str]
+    caller: Caller = ADMINISTRATOR
 
 
 class Unsendable(msgspec.Struct, frozen=True):

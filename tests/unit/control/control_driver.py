@@ -24,6 +24,7 @@ from millrace.planning.plan import Piece, Task
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, MeasureStore
+from millrace.protocol.caller import ADMINISTRATOR
 from millrace.protocol.group_messages import DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
 
@@ -474,12 +475,13 @@ class Service:
     ) -> FakeConsumer:
         known = ("resume", "generation", "states", "version", "host", "pid", "age_s", "lingers", "told")
         extra = {k: fields.pop(k) for k in known if k in fields}
+        caller = fields.pop("caller", ADMINISTRATOR)
         spec = JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))
         if peer.joined is not None:
             extra.setdefault("generation", peer.joined.generation)
         peer.spec, peer.host = spec, extra.get("host", "")
-        self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11))
+        self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11, caller))
         if begin and peer.failure is None:
             self.begin(peer)
         return peer

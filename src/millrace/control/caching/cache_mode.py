@@ -44,7 +44,7 @@ def place(job: Job, point: CachePoint) -> str:
 
 def others(state: State, job: Job, point: CachePoint) -> dict[str, str]:
     """Where blocks of the point lie that the job reads beside its own: their writers, by place."""
-    trusted = () if point.path else state.settings.trust.get(job.spec.tenant, ())
+    trusted = () if point.path else (*state.settings.trust.get(job.spec.tenant, ()), *job.may_read)
     return {place_of(point.fingerprint, "", name): name for name in trusted if name != job.spec.tenant}
 
 

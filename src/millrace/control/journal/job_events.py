@@ -14,21 +14,23 @@ from millrace.protocol.messages import Failure
 
 
 class JobCreated(Event, frozen=True, tag="JobCreated"):
-    """A job began. ``anonymous``: the service named it."""
+    """A job began. ``anonymous``: the service named it; ``owner``: the caller, unknown in journals of before."""
 
     spec: JobSpec
     seed: int
     digest: str
     anonymous: bool
     at: float
+    owner: str = ""
+    reads: list[str] = []
     changes: ClassVar = Changes.SERVING
 
     def apply(self, state: State) -> None:
         state.turns += 1
         name = self.spec.name
-        state.jobs[name] = Job(
-            name, self.spec, self.seed, self.digest, self.anonymous, self.at, state.turns, generation=state.turns
-        )
+        job = Job(name, self.spec, self.seed, self.digest, self.anonymous, self.at, state.turns)
+        job.generation, job.owner, job.may_read = state.turns, self.owner, list(self.reads)
+        state.jobs[name] = job
 
 
 class StatesLoaded(JobEvent, frozen=True, tag="StatesLoaded"):

@@ -16,7 +16,7 @@ import msgspec
 from millrace.control.inputs import JoinRequested
 from millrace.control.journal.consumer_events import ConsumerJoined
 from millrace.control.journal.transaction import Transaction
-from millrace.control.membership import gathering, testimony
+from millrace.control.membership import access, gathering, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
@@ -38,8 +38,10 @@ DIGITS = 16
 """Of a group's key that are in its name."""
 
 
-def group_key(spec: JobSpec) -> str:
+def group_key(spec: JobSpec, reads: Sequence[str] = ()) -> str:
     """Make the key of the group that a job with this specification is a member of, in hexadecimal digits.
+
+    ``reads``: tenants whose blocks it may read beside those that its tenant trusts.
 
     All that a job asks for has to be alike, but for its name and for how many epochs it reads: who computes with other
     priorities, or for other tenants, computes for itself. Files are named by the sources' parameters; what is in them
@@ -47,28 +49,30 @@ def group_key(spec: JobSpec) -> str:
     """
     bundle = "" if spec.functions else spec.bundle
     alike = msgspec.structs.replace(spec, name="", structure=b"", bundle=bundle, epochs=None)
-    parts = msgspec.msgpack.encode([serialize.digest(spec.structure), alike])
+    parts = msgspec.msgpack.encode([serialize.digest(spec.structure), alike, *sorted(reads)])
     return hashlib.blake2b(parts, digest_size=32).hexdigest()
 
 
-def group_spec(spec: JobSpec) -> JobSpec:
+def group_spec(spec: JobSpec, reads: Sequence[str] = ()) -> JobSpec:
     """Make the specification of the group: its own name, and as many epochs as its members come to read."""
-    name = f"{spec.sharing}-{group_key(spec)[:DIGITS]}"
+    name = f"{spec.sharing}-{group_key(spec, reads)[:DIGITS]}"
     ranks = spec.num_consumers if spec.coordinated else None
     return msgspec.structs.replace(spec, name=name, num_consumers=ranks, epochs=None)
 
 
 def join(tx: Transaction, item: JoinRequested) -> None:
     """Let a client be a member of the group that its job belongs to: begin the group or join it, or refuse."""
-    message = item.message
-    name = message.spec.name or item.job
+    caller = item.caller
+    name = item.message.spec.name or item.job
     try:
+        message = access.own_tenant(caller, item.message, None)
         check_spec(tx.state.settings, message)
-        spec = message.spec if message.resume else group_spec(message.spec)
+        spec = message.spec if message.resume else group_spec(message.spec, caller.rights.read)
+        access.check_group(caller, tx.state.jobs.get(spec.name), spec, list(caller.rights.read))
         job = _group_there(tx, spec, message)
         number = _find_member(tx, job, name, message)
     except Refused as refused:
-        refuse(tx, message.client, _detached(tx, message) or refused.failure)
+        refuse(tx, item.message.client, _detached(tx, item.message) or refused.failure)
         return
     if number is not None and job is not None:
         _came_back(tx, job, number, message)

@@ -18,7 +18,7 @@ from millrace.control.journal.consumer_events import (
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, TableRecorded
 from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerDismissed
-from millrace.control.membership import testimony
+from millrace.control.membership import access, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
@@ -36,7 +36,7 @@ from millrace.control.membership.handover import (
     record_unused,
     tell_doubt,
 )
-from millrace.control.membership.late_joins import another_run, late_for, over_since, waits_for_others
+from millrace.control.membership.late_joins import another_run, goes_behind, late_for, over_since, waits_for_others
 from millrace.control.membership.resume import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.scaling import job_scaling
 from millrace.control.state.state import Consumer, Job
@@ -59,6 +59,7 @@ from millrace.errors import MillraceError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import name_of
 from millrace.protocol import messages as msg
+from millrace.protocol.caller import Caller
 from millrace.protocol.group_messages import Audience
 from millrace.protocol.job_spec import JobSpec
 
@@ -70,15 +71,16 @@ WITH_RANK = "went with rank"
 
 def join(tx: Transaction, item: JoinRequested) -> None:
     """Let a client read that wants to: create the job or let it join, or refuse with a sentence."""
-    message = item.message
+    message, caller = item.message, item.caller
     try:
+        message = access.own_tenant(caller, message, tx.state.jobs.get(message.spec.name))
         check_spec(tx.state.settings, message)
-        if message.states:
-            message = check_states(message)
+        message = check_states(message)
         name = message.spec.name or item.job
         spec = msgspec.structs.replace(message.spec, name=name)
-        job, said = _job_there(tx, spec, message)
+        job, said = _job_there(tx, spec, message, caller)
         number = find_place(tx.state, job, spec, message, tx.now)
+        access.check_place(caller, job, number, message)
     except Refused as refused:
         refuse(tx, message.client, refused.failure)
         return
@@ -92,7 +94,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
     if anew and job.spec.coordinated:
-        past, said = epoch, said or _goes_behind(job, number, epoch)
+        past, said = epoch, said or goes_behind(job, number, epoch)
     tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
@@ -114,23 +116,29 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         send_epoch(tx, job, number)
 
 
-def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob) -> tuple[Job | None, str]:
+def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob, caller: Caller) -> tuple[Job | None, str]:
     """Find the job that a client joins (None if it begins one, be it in another's place), and what to tell it."""
     job = tx.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
+        access.check_begin(caller, spec, job, "load a state into")
         begin_anew(tx, job, message)
         return None, ""
     if job is not None and job.failure is not None:
+        access.check_join(caller, job)
         check_failed(job, message)
+        access.check_begin(caller, spec, job)
         remove_job(tx, job, "it had failed and was started again")
         return None, ""
     if job is None:
         check_new(tx.state.settings, spec, message)
+        access.check_begin(caller, spec)
         return None, late_for(tx.state, spec, message, tx.now)
     anew = another_run(job, spec, message)
     if anew:
+        access.check_begin(caller, spec, job)
         remove_job(tx, job, "it was started again")
         return None, anew
+    access.check_join(caller, job)
     same_job(job, spec)
     check_generation(job, message)
     check_awaited(job, message)
@@ -143,7 +151,8 @@ def create(tx: Transaction, spec: JobSpec, item: JoinRequested, *, anonymous: bo
     seed = item.seed if spec.seed is None else spec.seed
     if states and states[0].seed is not None:
         seed = states[0].seed
-    tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), anonymous, tx.now))
+    owner, reads = item.caller.name, list(item.caller.rights.read)
+    tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), anonymous, tx.now, owner, reads))
     job = tx.state.jobs[spec.name]
     job_progress.begun(tx, job)
     return job
@@ -175,15 +184,6 @@ def _gone_behind(tx: Transaction, job: Job, number: int) -> bool:
         if place.past >= number or (gone and used):
             return True
     return False
-
-
-def _goes_behind(job: Job, consumer: int, epoch: int) -> str:
-    """Say where a rank begins that takes the place of one that had left the others."""
-    return (
-        f"consumer {consumer} of job {job.name!r} had left, and the others read on without it: this process begins "
-        f"with epoch {epoch + 1}, as rounds are read by all ranks together. To begin anew end the others, or say "
-        "another job_name"
-    )
 
 
 def _replaced(tx: Transaction, job: Job, consumer: int, lost: Consumer) -> str:

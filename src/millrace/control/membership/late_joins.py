@@ -105,3 +105,12 @@ def _uncounted(ended: EndedJob, spec: JobSpec, now: float) -> str:
         "all of it. If this is one of several consumers of one training, say num_consumers= in distribute(), so that "
         "the job waits for all of them; else give each run a job_name of its own"
     )
+
+
+def goes_behind(job: Job, consumer: int, epoch: int) -> str:
+    """Say where a rank begins that takes the place of one that had left the others."""
+    return (
+        f"consumer {consumer} of job {job.name!r} had left, and the others read on without it: this process begins "
+        f"with epoch {epoch + 1}, as rounds are read by all ranks together. To begin anew end the others, or say "
+        "another job_name"
+    )

@@ -32,6 +32,8 @@ def check_states(message: JoinJob) -> JoinJob:
 
     Refuses states that cannot be loaded into the job that it wants, whatever jobs there are.
     """
+    if not message.states:
+        return message
     spec, states = message.spec, message.states
     ranks = states[0].ranks
     wrong = ""

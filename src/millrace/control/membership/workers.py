@@ -17,8 +17,8 @@ from millrace.control.journal.worker_events import (
     WorkerReleased,
     WorkerRetiring,
 )
-from millrace.control.membership import testimony
-from millrace.control.membership.admission import versions_differ
+from millrace.control.membership import access, testimony
+from millrace.control.membership.admission import Refused, versions_differ
 from millrace.control.membership.jobs import open_at
 from millrace.control.membership.quarantine import planning_died, suspect
 from millrace.control.scaling.job_placement import may_serve
@@ -34,13 +34,19 @@ from millrace.control.tasks.leases import (
 )
 from millrace.control.tasks.window_tasks import lies_in_window
 from millrace.protocol import messages as msg
+from millrace.protocol.caller import ADMINISTRATOR, Caller
 
 MISSED_HEARTBEATS = 2
 """A worker is lost when so many reports in a row did not come."""
 
 
-def hello(tx: Transaction, message: msg.WorkerHello) -> None:
+def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRATOR) -> None:
     """Register a worker, or compare what one that is back holds with what it should."""
+    try:
+        access.check_worker(caller, tx.state, message)
+    except Refused as refused:
+        tx.act(CloseWorker(message.worker, refused.failure))
+        return
     settings = tx.state.settings
     who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
     differ = versions_differ(settings, who, message.version, message.python)

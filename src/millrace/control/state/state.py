@@ -267,6 +267,8 @@ class Job(msgspec.Struct):
         unread: what nobody reads, as somebody has gone; the last :data:`UNREAD` of it.
         left_out: elements that filled no round, of epochs that are over.
         reached: where a window is shared, the last epoch that a member has begun, be it there or gone.
+        owner: name of the caller that has begun it; empty: unknown, as in journals of before.
+        may_read: tenants whose blocks it may read, beside those that its tenant trusts.
     """
 
     name: str
@@ -306,6 +308,8 @@ class Job(msgspec.Struct):
     unread: list[UnreadShare] = []
     left_out: int = 0
     reached: int = -1
+    owner: str = ""
+    may_read: list[str] = []
 
     @property
     def windowed(self) -> bool:
