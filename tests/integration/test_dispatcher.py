@@ -24,7 +24,8 @@ from millrace.control import inputs as inp
 from millrace.dispatcher import blob_store, shortage
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.journal_file import Journal
-from millrace.dispatcher.server import STATUS, Dispatcher
+from millrace.dispatcher.server import Dispatcher
+from millrace.dispatcher.service_calls import STATUS
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.errors import (
     ConsumerConflictError,

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import resource
+import secrets
 import signal
 import sys
 
@@ -65,6 +66,12 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
     )
     add_cache(command)
+    command.add_argument(
+        "--tokens",
+        metavar="FILE",
+        default="",
+        help="TOML: who may do what, by tokens of `millrace token new`; read again when it changes (docs/security.md)",
+    )
     command.add_argument(
         "--quota",
         dest="quotas",
@@ -146,7 +153,10 @@ async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
     token = token_of(options)
-    cluster = cluster_of(options, token, lambda: dispatcher.address)  # first: local workers load meanwhile
+    # Beside a file of tokens workers have one that lets them do nothing else.
+    worker_token = secrets.token_hex(32) if options.tokens and options.workers[1] else None
+    # First: local workers load meanwhile.
+    cluster = cluster_of(options, worker_token or token, lambda: dispatcher.address)
     _, most = options.workers
 
     from millrace.dispatcher.server import Dispatcher
@@ -169,6 +179,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
     dispatcher = Dispatcher(
         format_address(options.host or LOOPBACK, options.port),
         token,
+        tokens=options.tokens,
+        worker_token=worker_token,
         cluster=cluster,
         workers=options.workers,
         # On this machine they cost next to nothing until it is known how many are needed.

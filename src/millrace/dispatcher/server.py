@@ -22,7 +22,6 @@ from millrace.control.journal.job_events import JobCreated, TableRecorded
 from millrace.control.journal.snapshot import dump
 from millrace.control.journal.transaction import Transaction, merged
 from millrace.control.journal.worker_events import WorkerRetiring
-from millrace.control.reasons import why_nothing
 from millrace.control.state.observed import Observed
 from millrace.control.state.plans import Planner
 from millrace.control.state.settings import Settings
@@ -34,7 +33,15 @@ from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.job_keys import JobKeys
 from millrace.dispatcher.journal_file import Journal
 from millrace.dispatcher.recovery import restore
-from millrace.dispatcher.sessions import PendingDecision, close, internal_error, send, warn_of_duplicate_name
+from millrace.dispatcher.service_calls import service_calls
+from millrace.dispatcher.sessions import (
+    PendingDecision,
+    check_worker,
+    close,
+    internal_error,
+    send,
+    warn_of_duplicate_name,
+)
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.dispatcher.status_report import own_use, status
 from millrace.dispatcher.store_janitor import StoreJanitor
@@ -45,19 +52,13 @@ from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
+from millrace.protocol.caller import Caller
 from millrace.version import __version__
 from millrace.wire.control import rpc
 from millrace.wire.control.control_server import CallHandler, ControlServer, Session
 from millrace.wire.data.compression import Compression
 
 BLOB_BYTES = 2 << 30
-STATUS = "Status"
-"""Call: seconds to let pass, or None -> :func:`millrace.dispatcher.status_report.status`."""
-MOST_WAIT_S = 60.0
-WHY = "Why"
-"""Call: a consumer's client -> what it waits for, in a sentence."""
-REMOVE_BLOCKS = "RemoveBlocks"
-"""Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
 CHECK = "Check"
 """Call: None -> "" once what decides and writes has come round; why it waits, if it waits for the disk."""
 _PEERS = msg.FromWorker | msg.FromConsumer
@@ -70,7 +71,9 @@ class Dispatcher:
 
     Args:
         address: where to listen; port 0 takes a free one.
-        token: what peers must present; demanded on any address but loopback.
+        token: an administrator's; on any address but loopback there has to be one, or ``tokens``.
+        tokens: file of the tokens of others; empty: none.
+        worker_token: of workers that the cluster starts.
         cluster: starts workers; None if they are started by others.
         workers: how many it keeps running; or (least, most), and as many as its jobs need.
         first_workers: of a job that is not known, if they are as many as needed; None: one.
@@ -102,6 +105,8 @@ class Dispatcher:
         address: str = "127.0.0.1:0",
         token: str | None = None,
         *,
+        tokens: str = "",
+        worker_token: str | None = None,
         cluster: Cluster | None = None,
         workers: int | tuple[int, int] = 0,
         first_workers: int | None = None,
@@ -177,12 +182,12 @@ class Dispatcher:
             check=checker(_PEERS),
             calls={
                 **blob_calls(lambda: self._blobs, self._resource_missing),
-                WHY: CallHandler(str, self._why),
-                STATUS: CallHandler(float | None, self._status),
-                REMOVE_BLOCKS: CallHandler(list[str], self._remove_blocks),
+                **service_calls(lambda: (self._state, self._observed, self._clock.now()), self.status, self._feed),
                 CHECK: CallHandler(None, self._check),
             },
             token=token,
+            tokens=tokens,
+            worker_token=worker_token,
             owner=owner,
         )
 
@@ -385,6 +390,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(period)
             self._report_dead_workers()
+            self._server.expel()
             self._feed(inp.Tick(self._worker_pool.running()))
 
     def _report_dead_workers(self) -> None:
@@ -402,6 +408,7 @@ class Dispatcher:
         if first is None:
             return
         if isinstance(first, msg.WorkerHello):
+            check_worker(session, self._state, first)
             if first.worker in self._workers and (before := self._state.workers.get(first.worker)) is not None:
                 warn_of_duplicate_name(first, before)
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
@@ -439,7 +446,7 @@ class Dispatcher:
             # A dispatcher that is no more was given the tables, or they had to go: it gives them again, and says so.
             self._send(session, msg.ListSources(message.job), message.job)
             return
-        self._feed(inp.WorkerSaid(name, message), session)
+        self._feed(inp.WorkerSaid(name, message, session.caller), session)
 
     def _client_said(self, session: Session, name: str, message: Any) -> None:
         if not isinstance(message, msg.FromConsumer) or getattr(message, "client", name) != name:
@@ -448,12 +455,11 @@ class Dispatcher:
             if self._unwritable and not message.resume:
                 raise UnwritableError(f"{self._unwritable}; the service takes nothing new until it can")
             # A job without could not be restored.
-            if not message.resume and not all(map(self._blobs.has, message.spec.blobs)):
+            if not message.resume and session.caller.runs and not all(map(self._blobs.has, message.spec.blobs)):
                 raise ProtocolError(
                     f"the functions of job {message.spec.name!r} were not handed over before joining it"
                 )
-            # 63 bits: a seed fits every integer type on its way.
-            item: inp.Input = inp.JoinRequested(message, f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63))
+            item: inp.Input = inp.JoinRequested(message, *_drawn(), session.caller)
         else:
             item = inp.ConsumerSaid(name, message)
         self._feed(item, session)
@@ -464,26 +470,13 @@ class Dispatcher:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def _remove_blocks(self, places: list[str]) -> int:
-        points = self._state.caches.points
-        size = sum(points[place].bytes for place in places if place in points)
-        self._feed(inp.RemovalAsked(places))
-        return size
-
-    async def _check(self, _: None) -> str:
+    async def _check(self, _: None, __: Caller) -> str:
         if self._unwritable:
             return self._unwritable
         check: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._checks.append(check)
         self._some_pending.set()
         return await check
-
-    async def _why(self, client: str) -> str:
-        return why_nothing(self._state, self._observed, client, self._clock.now())
-
-    async def _status(self, after_s: float | None) -> dict[str, Any]:
-        await asyncio.sleep(min(max(after_s or 0.0, 0.0), MOST_WAIT_S))
-        return self.status()
 
     def status(self) -> dict[str, Any]:
         """Report what the service is doing, as :func:`millrace.dispatcher.status_report.status` does."""
@@ -498,3 +491,8 @@ class Dispatcher:
             why=self._worker_pool.trouble,
             dispatcher=own_use(self._clock.now() - self._state.started),
         )
+
+
+def _drawn() -> tuple[str, int]:
+    """Draw a name and a seed for a job; of 63 bits, so that it fits every integer type on its way."""
+    return f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63)

@@ -12,7 +12,9 @@ from millrace.control import inputs as inp
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobRemoved
 from millrace.control.journal.worker_events import WorkerLost
-from millrace.control.state.state import Worker
+from millrace.control.membership import access
+from millrace.control.membership.admission import Refused
+from millrace.control.state.state import State, Worker
 from millrace.errors import ProtocolError, ServiceError
 from millrace.protocol import messages as msg
 from millrace.wire.control import rpc
@@ -73,6 +75,18 @@ def close(session: Session | None, failure: msg.Failure | None) -> None:
 def internal_error(error: Exception) -> ServiceError:
     """Make the error for a peer whose message brought a bug to light."""
     return ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log")
+
+
+def check_worker(session: Session, state: State, hello: msg.WorkerHello) -> None:
+    """Refuse who may not be a worker, before another one's session ends for it.
+
+    Raises:
+        AccessDeniedError: it may not.
+    """
+    try:
+        access.check_worker(session.caller, state, hello)
+    except Refused as refused:
+        raise error_of(refused.failure) from None
 
 
 def warn_of_duplicate_name(hello: msg.WorkerHello, before: Worker) -> None:

@@ -40,7 +40,7 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks.
+    """Caller of the service.
 
     Attributes:
         name: of the person or machine, as the file of tokens has it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import sys
 
 import msgspec
@@ -53,35 +52,18 @@ def check_token_form(token: str | None) -> None:
         )
 
 
-def check_exposure(host: str, port: int, token: str | None) -> None:
-    """Refuse to listen where others could connect unless they have to know ``token``.
+def check_exposure(host: str, port: int, token: str | None, tokens: str = "") -> None:
+    """Refuse to listen where others could connect unless they have to know ``token``, or one of a file of ``tokens``.
 
     Raises:
         AuthenticationError: no token and not a loopback address, or a malformed token.
     """
     check_token_form(token)
-    if token is None and not is_loopback(host):
+    if token is None and not tokens and not is_loopback(host):
         raise AuthenticationError(
             f"refused to listen on {format_address(host, port)} without a token: whoever reaches it could run code"
             f" on the workers. Set MILLRACE_TOKEN or pass token=..., the same everywhere, or listen on 127.0.0.1"
         )
-
-
-def check_token(expected: str | None, given: str | None) -> None:
-    """Compare tokens in constant time.
-
-    Raises:
-        AuthenticationError: with what to do; it is sent to the peer.
-    """
-    if expected is None:
-        return
-    if given is None:
-        raise AuthenticationError(
-            "the service demands a token and got none: set MILLRACE_TOKEN or pass token=...; without one only processes"
-            " of the user who started it are let in, on the same machine"
-        )
-    if not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
-        raise AuthenticationError(REFUSED_TOKEN)
 
 
 def check_protocol(peer: Identity) -> None:

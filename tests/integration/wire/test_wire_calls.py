@@ -34,15 +34,15 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-async def reverse(request):
+async def reverse(request, caller):
     return request[::-1]
 
 
-async def conflict(request):
+async def conflict(request, caller):
     raise PipelineError("take(-1) is negative")
 
 
-async def bug(request):
+async def bug(request, caller):
     raise ZeroDivisionError("division by zero")
 
 
@@ -224,7 +224,7 @@ def test_the_dispatcher_checks_the_bound_itself(channel, monkeypatch):
 
 
 def test_a_dispatcher_that_does_not_answer(serving):
-    async def never(request):
+    async def never(request, caller):
         await asyncio.Event().wait()
 
     with (

@@ -14,13 +14,15 @@ import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError
 from millrace.message_budget import MALFORMED, check_containers
+from millrace.protocol.caller import Caller
 from millrace.wire.address import format_address, listen, parse_address
-from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
+from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol
 from millrace.wire.control import connection_sweep, rpc
 from millrace.wire.control.connection_sweep import ConnectionSweep
 from millrace.wire.control.uploads import Uploads
 from millrace.wire.own_token import resolve
 from millrace.wire.peer_log import PeerLog
+from millrace.wire.token_registry import TokenEntry, TokenRegistry
 
 _FLUSH_S = 2.0
 """Seconds for a peer to read what was queued before its session was closed."""
@@ -39,7 +41,7 @@ _peers = PeerLog(_logger)
 
 
 class CallHandler(NamedTuple):
-    """Question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
+    """Question that peers may ask: ``reply = await handler(request, caller)``, request decoded as ``request``.
 
     Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and becomes a
     ServiceError there.
@@ -51,8 +53,15 @@ class CallHandler(NamedTuple):
     """
 
     request: Any
-    handler: Callable[[Any], Awaitable[Any]]
+    handler: Callable[[Any, Caller], Awaitable[Any]]
     most_bytes: int = rpc.FRAME_BYTES
+
+
+class Admitted(NamedTuple):
+    """Peer that was let in."""
+
+    identity: Identity
+    entry: TokenEntry
 
 
 class Session:
@@ -64,17 +73,23 @@ class Session:
     Attributes:
         peer: the peer's address as gRPC writes it, e.g. ``ipv4:10.0.0.7:41234``.
         identity: identity that the peer stated.
+        entry: by which the peer was let in.
     """
 
-    def __init__(self, context: grpc.aio.ServicerContext, identity: Identity, decode: Callable[[bytes], Any]) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext, admitted: Admitted, decode: Callable[[bytes], Any]) -> None:
         self.peer: str = context.peer()
-        self.identity = identity
+        self.identity, self.entry = admitted
         self.error: MillraceError | None = None
         self._context = context
         self._decode = decode
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outbox_bytes = 0
         self._closing = asyncio.Event()
+
+    @property
+    def caller(self) -> Caller:
+        """Caller that has begun it."""
+        return self.entry.caller
 
     @property
     def closed(self) -> bool:
@@ -148,7 +163,9 @@ class ControlServer:
             closes the session with a ProtocolError.
         check: called with each message that decodes; an error of :mod:`millrace.errors` closes the session.
         calls: questions that peers may ask, by name.
-        token: token that peers have to present; None: on loopback this user's own.
+        token: token that peers have to present; None: on loopback this user's own. It is an administrator's.
+        tokens: file of tokens of others, see :mod:`millrace.wire.token_registry`; empty: none.
+        worker_token: token of workers that the service starts.
         owner: process that the server ends with for good; empty: it may come back.
 
     Raises:
@@ -165,17 +182,19 @@ class ControlServer:
         check: Callable[[Any], None] = lambda message: None,
         calls: Mapping[str, CallHandler] | None = None,
         token: str | None = None,
+        tokens: str = "",
+        worker_token: str | None = None,
         owner: str = "",
     ) -> None:
         self._host, self._port = parse_address(address)
         token, _ = resolve(address, token)
-        check_exposure(self._host, self._port, token)
+        check_exposure(self._host, self._port, token, tokens)
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)
         self._check = check
         self._identity = Identity(owner=owner)
         self._calls = {rpc.HELLO: CallHandler(None, self._hello), **(calls or {})}
-        self._token = token
+        self._registry = TokenRegistry(tokens, token, worker_token)
         self._server: grpc.aio.Server | None = None
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -234,28 +253,36 @@ class ControlServer:
 
     def _handler(self, method: str, metadata: Mapping[str, str]) -> Callable[..., Awaitable[None]]:
         try:
-            identity = self._admit(metadata)
+            admitted = self._admit(metadata)
         except MillraceError as error:
             return functools.partial(_refuse, error)
         if method == rpc.SESSION_METHOD:
-            return functools.partial(self._serve_session, identity)
+            return functools.partial(self._serve_session, admitted)
         name = method.removeprefix(rpc.CALL_PREFIX)
         if name not in self._calls:
             return functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
-        return functools.partial(self._serve_call, name)
+        return functools.partial(self._serve_call, name, admitted.entry.caller)
 
-    async def _hello(self, _: None) -> Identity:
+    async def _hello(self, _: None, __: Caller) -> Identity:
         return self._identity
 
-    def _admit(self, metadata: Mapping[str, str]) -> Identity:
-        check_token(self._token, rpc.token_of(metadata))
+    def _admit(self, metadata: Mapping[str, str]) -> Admitted:
+        entry = self._registry.find(rpc.token_of(metadata))
         identity = rpc.identity_of(metadata)
         check_protocol(identity)
-        return identity
+        return Admitted(identity, entry)
+
+    def expel(self) -> None:
+        """Read the file of tokens again if it has changed, and end sessions whose entries went or changed."""
+        self._registry.refresh()
+        for session in tuple(self._sessions):
+            reason = self._registry.ended(session.entry)
+            if reason is not None:
+                session.close(reason)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def _serve_call(self, name: str, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_call(self, name: str, caller: Caller, _: Any, context: grpc.aio.ServicerContext) -> None:
         call = self._calls[name]
         self._known(context)
         task = asyncio.current_task()
@@ -270,7 +297,7 @@ class ControlServer:
                     request = msgspec.msgpack.decode(encoded, type=call.request)
                 except MALFORMED as error:
                     raise ProtocolError(f"the request {name} is malformed: {error}") from error
-            reply = rpc.encode(await call.handler(request))
+            reply = rpc.encode(await call.handler(request, caller))
             rpc.check_call_size(len(reply), f"the reply to {name}")
         except MillraceError as error:
             failure = error
@@ -285,9 +312,9 @@ class ControlServer:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    async def _serve_session(self, identity: Identity, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_session(self, admitted: Admitted, _: Any, context: grpc.aio.ServicerContext) -> None:
         self._known(context)
-        session = Session(context, identity, self._decode)
+        session = Session(context, admitted, self._decode)
         self._sessions.add(session)
         writer = asyncio.create_task(session.pump())
         run = asyncio.create_task(self._run(session))
