@@ -73,6 +73,12 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="TOML: who may do what, by tokens of `millrace token new`; read again when it changes (docs/security.md)",
     )
     command.add_argument(
+        "--audit",
+        metavar="FILE",
+        default="",
+        help="append who begins, joins and removes what, and who is refused, a line of JSON each",
+    )
+    command.add_argument(
         "--quota",
         dest="quotas",
         type=quota,
@@ -180,6 +186,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         format_address(options.host or LOOPBACK, options.port),
         token,
         tokens=options.tokens,
+        audit=options.audit,
         worker_token=worker_token,
         cluster=cluster,
         workers=options.workers,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import platform
 import secrets
 import sys
 import time
@@ -26,6 +25,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.plans import Planner
 from millrace.control.state.settings import Settings
 from millrace.control.state.state import State
+from millrace.dispatcher.audit_log import AuditLog
 from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
@@ -38,6 +38,7 @@ from millrace.dispatcher.sessions import (
     PendingDecision,
     check_worker,
     close,
+    draw_job,
     internal_error,
     send,
     warn_of_duplicate_name,
@@ -46,7 +47,7 @@ from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_w
 from millrace.dispatcher.status_report import own_use, status
 from millrace.dispatcher.store_janitor import StoreJanitor
 from millrace.dispatcher.work_dir import SECRET_BYTES, WorkDir
-from millrace.dispatcher.worker_pool import WorkerPool, process_exists
+from millrace.dispatcher.worker_pool import WorkerPool, dead_workers
 from millrace.errors import ProtocolError
 from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
@@ -72,7 +73,7 @@ class Dispatcher:
     Args:
         address: where to listen; port 0 takes a free one.
         token: an administrator's; on any address but loopback there has to be one, or ``tokens``.
-        tokens: file of the tokens of others; empty: none.
+        tokens: file of the tokens of others, and ``audit``: file of who did what; empty: none.
         worker_token: of workers that the cluster starts.
         cluster: starts workers; None if they are started by others.
         workers: how many it keeps running; or (least, most), and as many as its jobs need.
@@ -106,6 +107,7 @@ class Dispatcher:
         token: str | None = None,
         *,
         tokens: str = "",
+        audit: str = "",
         worker_token: str | None = None,
         cluster: Cluster | None = None,
         workers: int | tuple[int, int] = 0,
@@ -159,6 +161,7 @@ class Dispatcher:
         self._clock = Clock(time.monotonic)
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
+        self._audit = AuditLog(audit)
         self._keys = JobKeys(secrets.token_bytes(SECRET_BYTES))
         self._ready = asyncio.Event()
         self._worker_pool = WorkerPool(
@@ -182,7 +185,12 @@ class Dispatcher:
             check=checker(_PEERS),
             calls={
                 **blob_calls(lambda: self._blobs, self._resource_missing),
-                **service_calls(lambda: (self._state, self._observed, self._clock.now()), self.status, self._feed),
+                **service_calls(
+                    lambda: (self._state, self._observed, self._clock.now()),
+                    self.status,
+                    self._feed,
+                    self._audit.refused,
+                ),
                 CHECK: CallHandler(None, self._check),
             },
             token=token,
@@ -275,6 +283,7 @@ class Dispatcher:
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(internal_error(error))
+        self._audit.decided(item, tx.events, tx.actions)
         for event in tx.events:
             if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
                 self._worker_pool.leaves(event.worker)
@@ -389,16 +398,10 @@ class Dispatcher:
         period = min(1.0, self._state.settings.heartbeat_s / 4)
         while True:
             await asyncio.sleep(period)
-            self._report_dead_workers()
+            for name in dead_workers(self._state.workers.values()):
+                self._feed(inp.WorkerEnded(name, "ended"))
             self._server.expel()
             self._feed(inp.Tick(self._worker_pool.running()))
-
-    def _report_dead_workers(self) -> None:
-        """Give up workers of this host that are away once their processes have ended: nobody need wait for them."""
-        host = platform.node()
-        for worker in list(self._state.workers.values()):
-            if worker.lost_at is not None and worker.host == host and worker.pid and not process_exists(worker.pid):
-                self._feed(inp.WorkerEnded(worker.id, "ended"))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -459,7 +462,7 @@ class Dispatcher:
                 raise ProtocolError(
                     f"the functions of job {message.spec.name!r} were not handed over before joining it"
                 )
-            item: inp.Input = inp.JoinRequested(message, *_drawn(), session.caller)
+            item: inp.Input = inp.JoinRequested(message, *draw_job(), session.caller)
         else:
             item = inp.ConsumerSaid(name, message)
         self._feed(item, session)
@@ -491,8 +494,3 @@ class Dispatcher:
             why=self._worker_pool.trouble,
             dispatcher=own_use(self._clock.now() - self._state.started),
         )
-
-
-def _drawn() -> tuple[str, int]:
-    """Draw a name and a seed for a job; of 63 bits, so that it fits every integer type on its way."""
-    return f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63)

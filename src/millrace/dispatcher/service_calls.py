@@ -14,6 +14,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.state import State
 from millrace.dispatcher.status_view import shown_to
 from millrace.protocol.caller import Caller
+from millrace.protocol.messages import Failure
 from millrace.wire.control.control_server import CallHandler
 from millrace.wire.error_codec import error_of
 
@@ -30,6 +31,7 @@ def service_calls(
     now: Callable[[], tuple[State, Observed, float]],
     status: Callable[[], dict[str, Any]],
     feed: Callable[[inp.Input], None],
+    refused: Callable[[Caller, Failure], None],
 ) -> dict[str, CallHandler]:
     """Make the calls.
 
@@ -37,6 +39,7 @@ def service_calls(
         now: returns the state, what was observed, and the time.
         status: reports everything.
         feed: decides about an input.
+        refused: notes that a caller was refused something.
     """
 
     async def remove_blocks(places: list[str], caller: Caller) -> int:
@@ -44,8 +47,9 @@ def service_calls(
         points = state.caches.points
         try:
             check_removal(caller, state, places)
-        except Refused as refused:
-            raise error_of(refused.failure) from None
+        except Refused as refusal:
+            refused(caller, refusal.failure)
+            raise error_of(refusal.failure) from None
         size = sum(points[place].bytes for place in places if place in points)
         feed(inp.RemovalAsked(places, caller))
         return size

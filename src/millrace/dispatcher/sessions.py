@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import uuid
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,3 +99,8 @@ def warn_of_duplicate_name(hello: msg.WorkerHello, before: Worker) -> None:
             " of its own, or none",
             *(hello.pid, hello.host, hello.worker, before.pid, before.host),
         )
+
+
+def draw_job() -> tuple[str, int]:
+    """Draw a name and a seed for a job; of 63 bits, so that it fits every integer type on its way."""
+    return f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63)

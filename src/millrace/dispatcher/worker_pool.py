@@ -10,10 +10,12 @@ import asyncio
 import functools
 import logging
 import os
+import platform
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from millrace.control.state.state import Worker
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.errors import MillraceError
 from millrace.policies.scaling.respawn import respawn_at
@@ -188,3 +190,10 @@ def process_exists(pid: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
+
+
+def dead_workers(workers: Iterable[Worker]) -> list[str]:
+    """List workers of this host that are away and whose processes have ended: nobody need wait for them."""
+    host = platform.node()
+    away = [worker for worker in workers if worker.lost_at is not None and worker.host == host and worker.pid]
+    return [worker.id for worker in away if not process_exists(worker.pid)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,8 @@ class Guarded(NamedTuple):
 def guarded(tmp_path: Path) -> Iterator[Guarded]:
     tokens = tmp_path / "tokens.toml"
     write(tokens, PEOPLE)
-    with Service(local="1", cache_dir=tmp_path / "cache", options=["--tokens", str(tokens)]) as service:
+    options = ["--tokens", str(tokens), "--audit", str(tmp_path / "audit")]
+    with Service(local="1", cache_dir=tmp_path / "cache", options=options) as service:
         yield Guarded(service, tokens)
 
 
@@ -149,6 +151,12 @@ def test_removing_what_a_tenant_has_kept(guarded):
         )
     write(guarded.tokens, PEOPLE | {"anna": {"tenant": "vision", "remove": "tenant"}})
     assert remove_blocks(service.address, points, TOKENS["anna"]) > 0
+    lines = [json.loads(line) for line in (guarded.tokens.parent / "audit").read_text().splitlines()]
+    found = [(line.get("who", ""), line["what"]) for line in lines]
+    work = ("worker", "work")
+    said = [("anna", "begin"), ("anna", "join"), ("anna", "refused"), ("dora", "refused"), ("anna", "remove")]
+    assert [each for each in found if each != work and each[1] != "end"] == said
+    assert work in found
 
 
 def test_a_token_that_is_taken_away_ends_what_it_began(guarded):

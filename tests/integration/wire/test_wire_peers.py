@@ -43,6 +43,16 @@ def test_tokens(serving):
                         use()
 
 
+def test_strangers_are_logged_and_who_asks_whether_somebody_listens_is_not(serving, caplog):
+    with serving() as dispatcher:
+        with ControlChannel(dispatcher.address) as channel:
+            channel.connect()  # it asks without its token first, as it tells that to nobody but this user
+        assert not caplog.records
+        with ControlChannel(dispatcher.address, "wrong") as channel, pytest.raises(AuthenticationError):
+            channel.connect()
+        assert "refused ipv4:127.0.0.1:" in caplog.text
+
+
 def test_a_public_address_without_a_token(serving):
     with pytest.raises(AuthenticationError, match=r"refused to listen on 0.0.0.0:0 without a token"):
         serving("0.0.0.0:0")

@@ -255,7 +255,9 @@ class ControlServer:
         try:
             admitted = self._admit(metadata)
         except MillraceError as error:
-            return functools.partial(_refuse, error)
+            # Whoever asks whether somebody listens, before it tells its token, is no stranger.
+            asks = method == rpc.CALL_PREFIX + rpc.HELLO and rpc.token_of(metadata) is None
+            return functools.partial(_refuse if asks else _turn_away, error)
         if method == rpc.SESSION_METHOD:
             return functools.partial(self._serve_session, admitted)
         name = method.removeprefix(rpc.CALL_PREFIX)
@@ -359,6 +361,11 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._route(handler_call_details)
+
+
+async def _turn_away(error: MillraceError, _: Any, context: grpc.aio.ServicerContext) -> None:
+    _peers.warning("refused %s: %s", context.peer(), error)
+    await _refuse(error, _, context)
 
 
 async def _refuse(error: MillraceError, _: Any, context: grpc.aio.ServicerContext) -> None:
