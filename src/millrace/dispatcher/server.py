@@ -411,7 +411,7 @@ class Dispatcher:
         if first is None:
             return
         if isinstance(first, msg.WorkerHello):
-            check_worker(session, self._state, first)
+            check_worker(session, self._state, first, self._audit)
             if first.worker in self._workers and (before := self._state.workers.get(first.worker)) is not None:
                 warn_of_duplicate_name(first, before)
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)

@@ -60,7 +60,9 @@ def service_calls(
 
     async def report(after_s: float | None, caller: Caller) -> dict[str, Any]:
         if caller.rights.status == "none" and not caller.admin:
-            raise error_of(lacking(caller, 'status = "own"', "see the status").failure)
+            failure = lacking(caller, 'status = "own"', "see the status").failure
+            refused(caller, failure)
+            raise error_of(failure)
         await asyncio.sleep(min(max(after_s or 0.0, 0.0), MOST_WAIT_S))
         return shown_to(caller, now()[0], status())
 

@@ -17,6 +17,7 @@ from millrace.control.journal.worker_events import WorkerLost
 from millrace.control.membership import access
 from millrace.control.membership.admission import Refused
 from millrace.control.state.state import State, Worker
+from millrace.dispatcher.audit_log import AuditLog
 from millrace.errors import ProtocolError, ServiceError
 from millrace.protocol import messages as msg
 from millrace.wire.control import rpc
@@ -79,15 +80,17 @@ def internal_error(error: Exception) -> ServiceError:
     return ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log")
 
 
-def check_worker(session: Session, state: State, hello: msg.WorkerHello) -> None:
+def check_worker(session: Session, state: State, hello: msg.WorkerHello, audit: AuditLog) -> None:
     """Refuse who may not be a worker, before another one's session ends for it.
 
     Raises:
         AccessDeniedError: it may not.
+        ServiceError: the job that it is for is not there.
     """
     try:
         access.check_worker(session.caller, state, hello)
     except Refused as refused:
+        audit.refused(session.caller, refused.failure)
         raise error_of(refused.failure) from None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import (
+    AccessDeniedError,
     AuthenticationError,
     JobFailedError,
     MillraceError,
@@ -37,7 +38,7 @@ DRAIN_S = 30.0
 """Seconds that an orderly end waits for tasks to be done and consumers to read what is ready."""
 CONNECT_S = 10.0
 
-_FATAL = (AuthenticationError, VersionMismatchError, JobFailedError, UnsendableError)
+_FATAL = (AuthenticationError, AccessDeniedError, VersionMismatchError, JobFailedError, UnsendableError)
 """Errors of a session that another one would have as well: what a worker says first is always the same."""
 
 _logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class WorkerProcess:
             listening: called once the worker can be reached.
 
         Raises:
-            AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
+            AuthenticationError, AccessDeniedError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
         server = DataServer(

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.integration.service.service_driving import Service
+from tests.integration.service.service_driving import Service, wait_for_end
 
 import millrace as mr
 from millrace.cli import main
 from millrace.client.status_query import fetch_status, remove_blocks
+from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import AccessDeniedError, AuthenticationError
 from millrace.protocol import messages as msg
 from millrace.version import __version__
@@ -51,6 +52,9 @@ def write(path: Path, people: dict[str, dict[str, Any]]) -> None:
 class Guarded(NamedTuple):
     service: Service
     tokens: Path
+
+    def audited(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.tokens.parent / "audit").read_text().splitlines()]
 
     def job(self, who: str, name: str, dataset: Any = NUMBERS, **options: Any) -> Any:
         return dataset.distribute(self.service.address, token=TOKENS[who], job_name=name, seed=1, **options)
@@ -124,6 +128,17 @@ def test_being_a_worker_and_taking_the_place_of_one(guarded):
         session = channel.open_session(msg.ToWorker)
         session.send(hello)
         refused(AccessDeniedError, "may not be a worker: its token lacks the right work = true", lambda: next(session))
+    said = guarded.tokens.with_name("said")
+    with said.open("wb") as stderr:
+        process = spawn(["worker", "--dispatcher", service.address], worker=True, token=TOKENS["anna"], stderr=stderr)
+    try:
+        assert wait_for_end(process) == 1  # as it would be refused for ever
+    finally:
+        hang_up(process)
+        reap(process)
+    assert "may not be a worker: its token lacks the right work = true" in said.read_text()
+    refusals = [line["who"] for line in guarded.audited() if line["what"] == "refused"]
+    assert refusals == ["anna", "anna"]
     with guarded.job("anna", "a") as mine:
         assert len(list(mine.epochs(1))) == 100
     [there] = service.status()["workers"]
@@ -151,8 +166,7 @@ def test_removing_what_a_tenant_has_kept(guarded):
         )
     write(guarded.tokens, PEOPLE | {"anna": {"tenant": "vision", "remove": "tenant"}})
     assert remove_blocks(service.address, points, TOKENS["anna"]) > 0
-    lines = [json.loads(line) for line in (guarded.tokens.parent / "audit").read_text().splitlines()]
-    found = [(line.get("who", ""), line["what"]) for line in lines]
+    found = [(line.get("who", ""), line["what"]) for line in guarded.audited()]
     work = ("worker", "work")
     said = [("anna", "begin"), ("anna", "join"), ("anna", "refused"), ("dora", "refused"), ("anna", "remove")]
     assert [each for each in found if each != work and each[1] != "end"] == said

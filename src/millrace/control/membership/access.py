@@ -90,10 +90,11 @@ def check_worker(caller: Caller, state: State, message: WorkerHello) -> None:
     """Refuse who may not be a worker; beside a training whoever may read its job may start workers for it."""
     if caller.works:
         return
+    if not message.only:
+        raise lacking(caller, "work = true", "be a worker")
     job = state.jobs.get(message.only)
-    if job is None:
-        doing = f"be a worker of job {message.only!r}, which is not there" if message.only else "be a worker"
-        raise lacking(caller, "work = true", doing)
+    if job is None:  # it may come back, as a dispatcher without a journal forgets it until its training does
+        raise Refused.because("ServiceError", f"job {message.only!r} is not there, and this worker is for it alone")
     check_join(caller, job)
     check_begin(caller, job.spec)
 
