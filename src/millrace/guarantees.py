@@ -98,17 +98,22 @@ def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
             "coordinated=True has all ranks read the same tasks in one order, whichever workers run them: leave "
             "sharding out, it is to be ShardingPolicy.DYNAMIC"
         )
-    if chosen.visitation is not Visitation.EXACTLY_ONCE:
+    if chosen.sharing is Sharing.WINDOW and chosen.visitation is Visitation.ZERO_ONCE_OR_MORE:
+        raise PipelineError(
+            "coordinated=True with Sharing.WINDOW cannot be with Visitation.ZERO_ONCE_OR_MORE: epochs that later ones "
+            "fill could end in another round on each rank; say visitation=Visitation.AT_MOST_ONCE"
+        )
+    if chosen.visitation is not Visitation.EXACTLY_ONCE and chosen.sharing is not Sharing.WINDOW:
         raise PipelineError(
             f"coordinated=True cannot be with {chosen.visitation}: batches that are lost, or come twice, would put one "
             "rank out of step with the others; leave visitation out"
         )
     if chosen.equal_steps:
         raise PipelineError("coordinated=True gives all ranks equally many steps by itself: leave equal_steps out")
-    if chosen.sharing is Sharing.WINDOW:
+    if chosen.window_bytes is not None:
         raise PipelineError(
-            "coordinated=True cannot be with Sharing.WINDOW: a round that the window kept for one rank and not for "
-            "another would put them out of step; say sharing=Sharing.LOCKSTEP, or leave sharing out"
+            "window_bytes is of windows of outputs, and with coordinated=True jobs that are behind skip whole tasks: "
+            "leave window_bytes out"
         )
     return str(chosen.incomplete)
 

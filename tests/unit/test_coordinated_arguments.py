@@ -31,7 +31,15 @@ def coordinated(dataset: mr.Dataset | None = None, **chosen: Any) -> mr.Distribu
         ({"visitation": mr.Visitation.AT_MOST_ONCE}, r"cannot be with Visitation.AT_MOST_ONCE.*leave visitation out"),
         ({"visitation": mr.Visitation.ZERO_ONCE_OR_MORE}, r"cannot be with Visitation.ZERO_ONCE_OR_MORE"),
         ({"equal_steps": True}, "equally many steps by itself: leave equal_steps out"),
-        ({"sharing": mr.Sharing.WINDOW}, "would put them out of step; say sharing=Sharing.LOCKSTEP"),
+        ({"sharing": mr.Sharing.WINDOW}, "say visitation=Visitation.AT_MOST_ONCE"),
+        (
+            {"sharing": mr.Sharing.WINDOW, "visitation": mr.Visitation.ZERO_ONCE_OR_MORE},
+            "could end in another round on each rank; say visitation=Visitation.AT_MOST_ONCE",
+        ),
+        (
+            {"sharing": mr.Sharing.WINDOW, "visitation": mr.Visitation.AT_MOST_ONCE, "window_bytes": 9},
+            "jobs that are behind skip whole tasks: leave window_bytes out",
+        ),
         ({"coordinated": "yes"}, "coordinated must be one of False, True, not 'yes'"),
         ({"incomplete": "keep"}, "incomplete must be one of 'drop', 'mix', not 'keep'"),
         ({"coordinated": False, "incomplete": "mix"}, "there are rounds with coordinated=True alone"),

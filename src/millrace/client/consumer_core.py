@@ -239,7 +239,7 @@ class ConsumerCore:
         if self.inbox is not None and self._is_here(told.epoch):
             self.inbox.less_to_come(told)
             if self.reading is not None:
-                self.reading.ends(told.epoch, self.inbox.ended())
+                self.reading.ends(told.epoch, self.inbox.ended(), self.inbox.left_out_tasks)
         self.actions.append(io.ReportSoon())
 
     def _steps_ready(self, ready: msg.StepsReady) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from millrace.client.epoch_buffer import Arrival
@@ -48,6 +49,7 @@ class EpochProgress(ProgressTracker):
         self._last: Arrival | None = None  # what is current, or was, belongs to it
         self._meter = ReadRateMeter()
         self._messages = 0
+        self._left_out: Collection[int] = frozenset()
 
     @property
     def untouched(self) -> bool:
@@ -83,8 +85,14 @@ class EpochProgress(ProgressTracker):
         """Note that what is to come comes from another job, which begins behind what was taken of this one."""
         self.pending, self.surplus, self._messages = None, [], 0
 
-    def ends(self, epoch: int, ended: Iterable[tuple[int, int, int]]) -> None:
-        """Note tasks of an epoch that ended: how far they are to be handed out, and what is missed behind that."""
+    def ends(self, epoch: int, ended: Iterable[tuple[int, int, int]], left_out: Collection[int] = frozenset()) -> None:
+        """Note tasks of an epoch that ended: how far they are to be handed out, and what is missed behind that.
+
+        Those that are ``left_out`` count as read once something behind them in their slots was handed out. Else states
+        of ranks, which hear of it one after the other, would differ.
+        """
+        if epoch == self.number:
+            self._left_out = left_out
         for task, outputs, missed in ended if epoch == self.number else ():
             self._progress.ends(task, outputs, missed)
             self._given.ends(task, outputs, missed)
@@ -188,6 +196,8 @@ class EpochProgress(ProgressTracker):
         ahead = taken and self.behind is not None
         done, parts = self._given.now() if ahead else self.now()
         last = (self._given if ahead else self._progress).last  # behind which the next round is that of another slot
+        if self._left_out:
+            done = _with_passed(done, [task for task, _ in parts], self._left_out, spec.cycle_length)
         return Checkpoint(
             seed=spec.seed,
             epoch=begun.epoch,
@@ -220,3 +230,11 @@ class EpochProgress(ProgressTracker):
         """Note that all that was made of so many outputs of a task was handed out, ``count`` more than before."""
         self.behind = (self.behind or 0) - count
         self._progress.yielded(task, outputs)
+
+
+def _with_passed(done: TaskSet, begun: Collection[int], left_out: Collection[int], slots: int) -> TaskSet:
+    """Add the tasks that were left out to those that are done, if something behind them in their slots was read."""
+    last = {slot: done.low - 1 - (done.low - 1 - slot) % slots for slot in range(slots)}
+    for task in (*itertools.chain.from_iterable(each.tolist() for each in done.beyond()), *begun):
+        last[task % slots] = max(last[task % slots], task)
+    return done | TaskSet.of(task for task in left_out if task < last[task % slots])

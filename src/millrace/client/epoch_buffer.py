@@ -145,6 +145,10 @@ class EpochBuffer:
         """Tasks that leave nothing over, as was heard."""
         self.past = False
         """Whether others were further as it was begun, so that nobody says how much it had."""
+        self.left_out_tasks: set[int] = set()
+        """Tasks whose rounds all ranks of this job skip, as it was behind others."""
+        self.uncounted: set[int] = set()
+        """Tasks of which nothing will come, and nobody has said how much they had."""
         self._tasks: dict[int, TaskArrivals] = {}
         self._arrived: deque[TaskArrivals] = deque()  # one entry for each message; unused with a cycle
         self._missing: set[int] | None = None  # of the consumer's share, once it is known
@@ -305,16 +309,25 @@ class EpochBuffer:
             self.ends(told.tasks)
             return
         for task, outputs in told.outputs.items():
-            inbox = self._tasks.setdefault(task, TaskArrivals(0, "", number=task))
-            if inbox.complete:
+            inbox = self._tasks.get(task)
+            if inbox is None:
+                inbox = self._tasks[task] = TaskArrivals(0, "", number=task)
+                if self._rounds and self._cycle is not None:
+                    self._cycle.leave_out(task)
+                    self.left_out_tasks.add(task)
+            if inbox.complete and task not in self.uncounted:
                 continue
             missed = max(0, outputs - inbox.held)
             self.missed += missed
             inbox.held += missed
+            (self.uncounted.discard if outputs >= 0 else self.uncounted.add)(task)
+            if inbox.complete:
+                continue
             inbox.complete, inbox.rerun = True, False
             if self._missing is not None:
                 self._missing.discard(task)
-            self._ended.append((task, inbox.reach, inbox.held - inbox.reach))
+            if task not in self.left_out_tasks:
+                self._ended.append((task, inbox.reach, inbox.held - inbox.reach))
             self._moved.add(task)
 
     def ends(self, tasks: Sequence[int]) -> None:

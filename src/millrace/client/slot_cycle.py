@@ -46,6 +46,7 @@ class SlotCycle:
         self._reading: list[int | None] = [None] * length
         self._next = [*range(length)]  # by slot: the first task that has not been named
         self._unnamed: set[int] | None = None  # once it is known which tasks will be
+        self._left_out: set[int] = set()  # tasks that will not be named, as this consumer skips them
         self._free: set[int] = set()  # first tasks of slots that wait for no input
 
     def slot(self, task: int) -> int:
@@ -68,6 +69,10 @@ class SlotCycle:
         self._next[slot] = max(self._next[slot], task + self._length)
         if self._unnamed is not None:
             self._unnamed.discard(task)
+
+    def leave_out(self, task: int) -> None:
+        """Note that a task will not be named, as nothing of it is to be read here."""
+        self._left_out.add(task)
 
     def ends(self, unnamed: Iterable[int]) -> None:
         """Note that these tasks are still to be named, and no others."""
@@ -133,7 +138,7 @@ class SlotCycle:
             return min((task for task in self._unnamed if self.slot(task) == slot), default=None)
         following = self._next[slot]
         following += max(0, -(-(self._over.low - following) // self._length)) * self._length
-        while following in self._over:
+        while following in self._over or following in self._left_out:
             following += self._length
         self._next[slot] = following
         return following if self._tasks is None or following < self._tasks else None

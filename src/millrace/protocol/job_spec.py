@@ -94,8 +94,11 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def runs_again(self) -> bool:
-        """Whether what is lost with a worker is computed again: promised, or an unsharded epoch keeps its length."""
-        return self.visitation == "exactly_once" or self.sharding == "off"
+        """Whether what is lost with a worker is computed again: promised, or an unsharded epoch keeps its length.
+
+        Rounds are, in any case: some ranks may have had them.
+        """
+        return self.visitation == "exactly_once" or self.sharding == "off" or bool(self.coordinated)
 
     @property
     def statically_owned(self) -> bool:

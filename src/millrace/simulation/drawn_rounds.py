@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.graph.rounds import refusal
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation.member_arrivals import has_group
+from millrace.simulation.member_arrivals import has_group, has_window
 from millrace.simulation.pipelines import SimulatedPipeline, catalogue
 
 IN_ROUNDS = 0.2
@@ -35,6 +35,7 @@ class DrawnRounds:
     Attributes:
         any: the schedule may have such jobs, or has a group of them.
         shared: the schedule's group, if it has one, reads in rounds.
+        windowed: the group that shares a window does.
     """
 
     def __init__(self, seed: int) -> None:
@@ -42,7 +43,9 @@ class DrawnRounds:
         self._some = self._rng.random() < IN_ROUNDS
         self._of_group = random.Random(f"rounds of a group {seed}")
         self.shared = self._of_group.random() < OF_GROUPS and has_group(seed)
-        self.any = self._some or self.shared
+        self._of_window = random.Random(f"rounds that windows share {seed}")
+        self.windowed = self._of_window.random() < OF_GROUPS and has_window(seed)
+        self.any = self._some or self.shared or self.windowed
 
     def draw(self, spec: JobSpec, pipelines: dict[bytes, SimulatedPipeline]) -> JobSpec:
         """Make a job one that reads in rounds, or leave it as it is.
@@ -58,6 +61,13 @@ class DrawnRounds:
     def draw_group(self, spec: JobSpec, pipelines: dict[bytes, SimulatedPipeline]) -> JobSpec:
         """Do the same with the jobs of a group."""
         return self._in_rounds(spec, pipelines, self._of_group) if self.shared else spec
+
+    def draw_window(self, spec: JobSpec, pipelines: dict[bytes, SimulatedPipeline]) -> JobSpec:
+        """Do the same with the jobs that share a window."""
+        if not self.windowed:
+            return spec
+        spec = self._in_rounds(spec, pipelines, self._of_window)
+        return msgspec.structs.replace(spec, visitation="at_most_once", window_bytes=0)
 
     @staticmethod
     def _in_rounds(spec: JobSpec, pipelines: dict[bytes, SimulatedPipeline], rng: random.Random) -> JobSpec:

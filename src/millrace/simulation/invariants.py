@@ -25,6 +25,7 @@ from millrace.simulation.member_invariants import HELD_UP, MemberInvariants
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
+from millrace.simulation.round_window_invariants import RoundWindowInvariants
 from millrace.simulation.state_invariants import check_bounds, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
 from millrace.simulation.window_invariants import WindowInvariants
@@ -74,6 +75,7 @@ class Invariants:
         self.caches = CacheInvariants(cluster)
         self.pool = PoolInvariants(cluster)
         self.members, self.windows = MemberInvariants(cluster), WindowInvariants(cluster)
+        self.round_windows = RoundWindowInvariants(cluster)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -390,6 +392,7 @@ class Invariants:
         for event in events:
             self.kinds[type(event).__name__] += 1
             self.members.decided(event)
+            self.round_windows.decided(event)
             self.windows.enters(state, event)
             if isinstance(event, ConsumerJoined):
                 self._came(event)

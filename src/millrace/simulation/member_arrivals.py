@@ -36,6 +36,11 @@ def has_group(seed: int) -> bool:
     return random.Random(f"members {seed}").random() < SHARED
 
 
+def has_window(seed: int) -> bool:
+    """Whether a schedule has a group that shares a window."""
+    return random.Random(f"windows {seed}").random() < SHARED
+
+
 def group_of(rng: random.Random, pipeline: SimulatedPipeline, modes: Sequence[dict[str, Any]], **drawn: Any) -> JobSpec:
     """Draw what the members of a group have in common, their pipeline aside and what else was ``drawn`` before."""
     priority = rng.choice((0.2, 1.0, 5.0))
@@ -85,12 +90,16 @@ class MemberArrivals:
             name = f"member-{number}"
             mine = msgspec.structs.replace(spec, name=name, epochs=rng.randrange(1, 4))
             stops = stops_of(rng)
-            at = rng.uniform(0.0, within)
-            for rank in range(spec.together):
-                cluster.expected += 1
-                cluster.network.after(
-                    at + (rng.uniform(0.0, 1.0) if rank else 0.0), cluster.add_consumer, mine, rank, stops
-                )
+            self._come(mine, rng.uniform(0.0, within), stops)
+
+    def _come(self, spec: JobSpec, at: float, stops: dict[int, int]) -> None:
+        """Have a member come with all its ranks."""
+        cluster, rng = self._cluster, self._rng
+        for rank in range(spec.together):
+            cluster.expected += 1
+            cluster.network.after(
+                at + (rng.uniform(0.0, 1.0) if rank else 0.0), cluster.add_consumer, spec, rank, stops
+            )
 
     def stall(self, spec: JobSpec, name: str) -> int:
         """Draw the message with which a member stands still; -1: with none."""

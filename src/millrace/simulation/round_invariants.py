@@ -42,6 +42,19 @@ class RoundInvariants:
     def _of(self, job: str, seed: int, epoch: int) -> EpochRounds:
         return self._epochs.setdefault((job, seed, epoch), EpochRounds())
 
+    def _read_by(self, consumer: SimulatedConsumer, epoch: int) -> EpochRounds:
+        """Find the rounds as the ranks of a job read them; in a window each member reads others."""
+        assert consumer.joined is not None
+        job, spec = consumer.joined.job, consumer.spec
+        member = f" {consumer.joined.consumer // spec.together}" if spec.sharing == "window" else ""
+        return self._of(job + member, consumer.joined.seed, epoch)
+
+    def read(self, consumer: SimulatedConsumer, epoch: int) -> tuple[set[RoundId], set[RoundId]]:
+        """Return the rounds that a rank's job has read so far, and all that were made."""
+        assert consumer.joined is not None
+        made = self._of(consumer.joined.job, consumer.joined.seed, epoch).made
+        return set(self._read_by(consumer, epoch).order), {which for which, _ in made.values()}
+
     def made(self, job: str, seed: int, epoch: int, which: RoundId, batches: Sequence[Output]) -> None:
         """Note a round that a worker puts out, perhaps once more."""
         rounds = self._of(job, seed, epoch)
@@ -52,9 +65,9 @@ class RoundInvariants:
         """Say what is wrong with batches that a rank's user gets, of tasks of a plan; empty: nothing is."""
         assert consumer.joined is not None
         spec, rank, job = consumer.spec, consumer.consumer, consumer.joined.job
-        rounds = self._of(job, consumer.joined.seed, epoch)
+        made, rounds = self._of(job, consumer.joined.seed, epoch).made, self._read_by(consumer, epoch)
         for batch in batches:
-            which, owner = rounds.made[_bare(batch)]
+            which, owner = made[_bare(batch)]
             where = f"round {which} of epoch {epoch} of job {job}"
             if owner != rank:
                 return f"{consumer.name} got rank {owner}'s batch of {where}"
@@ -72,7 +85,7 @@ class RoundInvariants:
     def ended(self, consumer: SimulatedConsumer, epoch: int, *, whole: bool) -> str:
         """Say what a rank that has come to the epoch's end lacks of its rounds, ``whole``: of those that were made."""
         assert consumer.joined is not None
-        rounds = self._of(consumer.joined.job, consumer.joined.seed, epoch)
+        rounds = self._read_by(consumer, epoch)
         place = rounds.places.get(consumer.client, rounds.begins.get(consumer.consumer, 0))
         where = f"{consumer.name} ends epoch {epoch} after {place} rounds"
         if place != len(rounds.order):

@@ -34,7 +34,7 @@ from millrace.simulation.simulated_worker import SimulatedWorker
 from millrace.simulation.state_invariants import difference
 from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Violation, VirtualNetwork
-from millrace.simulation.window_arrivals import WindowArrivals, remembered_tasks
+from millrace.simulation.window_arrivals import WindowArrivals, remembered_tasks, tasks_behind
 
 SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store", lockstep_wait_s=6.0)
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
@@ -98,6 +98,7 @@ class SimulatedCluster:
             cache_bytes=rng.choice(CACHE_BYTES),
             quotas={"small": rng.choice((1, 2))},
             window_tasks=remembered_tasks(seed),
+            window_behind=tasks_behind(seed),
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
         self.rounds = DrawnRounds(seed)

@@ -71,6 +71,7 @@ class SimulatedConsumer(Process):
         self._cluster = cluster
         everybody = cluster.invariants
         shared = everybody.windows if spec.sharing == "window" else everybody.members
+        shared = everybody.round_windows if spec.sharing == "window" and spec.coordinated else shared
         self._invariants = shared if spec.sharing else everybody
         self._slow = network.rng.choice((0.0, 0.01, 0.1, 0.4))
         self._buffer = network.rng.choice((1, 4, 16, 100))

@@ -15,8 +15,15 @@ TWICE = 0.2
 """Share of the members whose name another process uses as well."""
 BYTES = (0, 1, 3, 8)
 """That workers keep, as jobs say it; 0: their slot's part of the buffer."""
+BEHIND = (1, 1, 2, 8)
+"""Tasks by which a member may be behind."""
 TASKS = (2, 5, 1024)
 """That the dispatcher remembers of those that lie in windows."""
+
+
+def tasks_behind(seed: int) -> int:
+    """Draw by how many tasks a member that shares rounds in a window may be behind before it skips any."""
+    return random.Random(f"behind {seed}").choice(BEHIND)
 
 
 def remembered_tasks(seed: int) -> int:
@@ -39,11 +46,11 @@ class WindowArrivals(MemberArrivals):
             visitation=random.Random(f"visitation {cluster.seed}").choice(("at_most_once", "zero_once_or_more")),
             window_bytes=rng.choice(BYTES),
         )
+        spec = cluster.rounds.draw_window(spec, cluster.pipelines)
         cluster.tenants[group_spec(spec).name] = spec.tenant
         within = rng.choice(COME_S)
         for number in range(rng.randrange(1, 6)):
             mine = msgspec.structs.replace(spec, name=f"window-{number}", epochs=rng.randrange(1, 4))
             for _ in range(1 + (rng.random() < TWICE)):
                 stops = stops_of(rng)
-                cluster.expected += 1
-                cluster.network.after(rng.uniform(0.0, within), cluster.add_consumer, mine, 0, stops)
+                self._come(mine, rng.uniform(0.0, within), stops)

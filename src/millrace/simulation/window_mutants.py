@@ -7,10 +7,12 @@ from typing import Any
 from millrace.client.epoch_buffer import EpochBuffer
 from millrace.control.membership import jobs
 from millrace.control.tasks import epochs, leases
+from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core.outbox import ReaderOutbox
 from millrace.worker.core.window_buffer import WindowBuffer
 
 _trim = WindowBuffer._trim  # noqa: SLF001
+_behind = leases.behind
 
 
 def _trim_all(self: WindowBuffer) -> bool:
@@ -41,6 +43,18 @@ WINDOW_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
     "nothing-left-behind": (
         "The epochs before the furthest member's go on, if it broke off.",
         ((jobs, "leave_behind", lambda *_: None),),
+    ),
+    "rank-skips-alone": (
+        "Of a member that is behind one rank alone skips a task.",
+        ((leases, "behind", lambda *asked: _behind(*asked)[:1]),),
+    ),
+    "skip-untold": (
+        "Who skips a task is not told so.",
+        ((leases, "tell_skips", lambda *_: None), (epochs, "send_gone", lambda *_: None)),
+    ),
+    "round-lost": (
+        "A task of rounds that is lost with its worker does not run again, whoever has had some of them.",
+        ((JobSpec, "runs_again", property(lambda self: self.visitation == "exactly_once")),),
     ),
     "own-epoch-short": (
         "What a member missed does not count to the elements that its own epoch is to have.",

@@ -9,6 +9,7 @@ from tests.integration.service.service_driving import WAIT_S
 from tests.integration.service.test_service_sharing import groups, shared
 
 import millrace as mr
+from millrace.client import job_session
 
 COUNT, RANKS = 400, 2
 
@@ -85,6 +86,50 @@ def test_no_step_is_lost_to_a_worker_that_dies(service_with, calls, gate, keeper
         one, other = map(waited, epochs)
         assert one == other
         assert len(one[0]) == len(one[1]) > 0
+
+
+WINDOW = {"sharing": mr.Sharing.WINDOW, "visitation": mr.Visitation.AT_MOST_ONCE, "tasks": 200}
+SMALL_BYTES = 4000
+
+
+def steps_of(job):
+    """What the ranks of a job got in each step."""
+    one, other = job
+    assert len(one) == len(other)
+    return [(str(mine), str(its)) for mine, its in zip(one, other, strict=True)]
+
+
+def test_a_job_that_is_behind_in_a_window_skips_with_all_ranks_and_keeps_equal_steps_also_if_a_worker_dies(
+    service_with, calls, monkeypatch
+):
+    monkeypatch.setattr(job_session, "BUFFER_BYTES", SMALL_BYTES)  # or a job would receive all while it reads nothing
+    monkeypatch.setattr(job_session, "LEAST_BUFFER_BYTES", SMALL_BYTES)
+
+    def grow(number):
+        return np.full(1 + calls.note(number) % 7, number)
+
+    dataset = mr.Dataset.range(2 * COUNT).shuffle(2 * COUNT).map(grow).bucket_by_sequence_length(len, [4], [2, 2])
+    with service_with() as service, ExitStack() as stack:
+        fast, slow = (Training(stack, service, dataset, name, **WINDOW) for name in ("fast", "slow"))
+        begun = [slow.pool.submit(iter, part) for part in slow.parts]
+        read = fast.epoch()
+        service.until(lambda status: sum(len(job["consumers"]) for job in groups(status, "window-")) == 2 * RANKS)
+        service.add(3)
+        late = waited(begun)
+        first = slow.at_once(next, late)
+        service.kill("w1")
+        steps = steps_of(waited(read))
+        rest = [slow.pool.submit(lambda part: [batch.tolist() for batch in part], each) for each in late]
+        mine = steps_of([[one.tolist(), *more] for one, more in zip(first, waited(rest), strict=True)])
+        rounds = {*steps, *mine}
+        assert len({one for one, _ in rounds}) == len({other for _, other in rounds}) == len(rounds), (
+            "both of a step are of one round"
+        )
+        assert len(set(mine)) == len(mine) > 0
+        assert len(set(steps)) == len(steps)
+        missed = len(rounds) - len(mine)  # the other job may have been behind, too, at the beginning
+        assert missed > 0
+        assert [each.missed for each in late] == [missed] * RANKS
 
 
 def test_the_status_says_what_members_share_and_their_costs_add_up_to_the_groups(service_with, calls):

@@ -85,6 +85,7 @@ class ConsumerLeft(JobEvent, frozen=True, tag="ConsumerLeft"):
         if job.spec.sharing and (job.consumers or job.windowed):
             for epoch in job.epochs.values():
                 epoch.shares.pop(self.consumer, None)
+                epoch.skips.pop(self.consumer, None)
                 for task, live in epoch.live.items():
                     if job.windowed and job.tasks_of(epoch) is not None and live.outputs >= 0:
                         epoch.outputs.setdefault(task, live.outputs)  # this one may be all that knows it
@@ -140,6 +141,9 @@ def _add_reader(job: Job, reader: int) -> None:
     """Have a member that has come read what is live of its epochs, and of others nothing."""
     for number, epoch in job.epochs.items():
         reads = job.reads(reader, number)
+        if reads and job.skipping and epoch.done:
+            _skip_begun(epoch, reader)
+            continue
         for task, live in epoch.live.items():
             if reads or not job.windowed:
                 had = 0 if reads else epoch.starts.get(task, 0)
@@ -149,3 +153,15 @@ def _add_reader(job: Job, reader: int) -> None:
                 epoch.note_unread(task)
         if reads and job.tasks_of(epoch) is not None:
             epoch.shares[reader] = list(epoch.live)
+
+
+def _skip_begun(epoch: Epoch, reader: int) -> None:
+    """Have a member that shares rounds skip what workers had as it came, and read the rest of the epoch."""
+    for task, live in epoch.live.items():
+        begun = live.lease > 0 or live.complete
+        live.join(reader, ReaderProgress(complete=begun))
+        if begun:
+            epoch.skips.setdefault(reader, {})[task] = epoch.outputs.get(task, -1)
+        else:
+            epoch.shares.setdefault(reader, []).append(task)
+        epoch.note_unread(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 from millrace.control.journal.event import Changes, TaskEvent
@@ -17,17 +18,19 @@ class TailDealt(TaskEvent, frozen=True, tag="TailDealt"):
 
     Attributes:
         consumer: the slot.
+        skips: readers that skip it, as their members are behind.
     """
 
     consumer: int
     cursors: dict[str, int] = {}
+    skips: list[int] = []
     changes: ClassVar = Changes.TASKS
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
         epoch = job.epochs[self.epoch]
         epoch.cursors.update(self.cursors)
-        _deal(job, self.epoch, self.task, self.consumer)
+        _deal(job, self.epoch, self.task, self.consumer, skips=self.skips)
         epoch.pending.setdefault(self.consumer, set()).add(self.task)
 
 
@@ -42,6 +45,7 @@ class TaskLeased(TaskEvent, frozen=True, tag="TaskLeased"):
         place: of the cache point that it uses, if any; it may add ``room`` bytes there, and read what is ``also`` kept
             of the point elsewhere.
         alone: its tail has begun without it: what it would leave over it gives itself.
+        skips: as in :class:`TailDealt`, if it is ``fresh``.
     """
 
     lease: int
@@ -54,6 +58,7 @@ class TaskLeased(TaskEvent, frozen=True, tag="TaskLeased"):
     room: int = 0
     alone: bool = False
     also: list[str] = []
+    skips: list[int] = []
     changes: ClassVar = Changes.TASKS
 
     def apply(self, state: State) -> None:
@@ -64,7 +69,7 @@ class TaskLeased(TaskEvent, frozen=True, tag="TaskLeased"):
         state.next_lease = max(state.next_lease, self.lease + 1)
         epoch.cursors.update(self.cursors)
         if self.fresh:
-            _deal(job, self.epoch, self.task, self.consumer, self.run)
+            _deal(job, self.epoch, self.task, self.consumer, self.run, self.skips)
         else:
             discard(epoch.pending, self.consumer, self.task)
         live = epoch.live[self.task]
@@ -109,8 +114,11 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
         job.skipped += self.skipped
         if self.left_out:
             epoch.left_out[self.task] = self.left_out
-        if job.windowed and job.tasks_of(epoch) is not None:
+        if (job.windowed or job.skipping) and job.tasks_of(epoch) is not None:
             epoch.outputs[self.task] = self.outputs
+        for skipped in epoch.skips.values():
+            if self.task in skipped:
+                skipped[self.task] = self.outputs
         for task in self.freed:
             epoch.live[task].freed = True
         worker = state.workers[live.worker]
@@ -293,6 +301,8 @@ class TaskDone(TaskEvent, frozen=True, tag="TaskDone"):
         live = epoch.live.pop(self.task)
         if job.windowed and job.tasks_of(epoch) is not None:
             epoch.outputs.setdefault(self.task, live.outputs)
+        elif job.skipping and job.tasks_of(epoch) is not None:
+            epoch.outputs.setdefault(self.task, -1)
         state.let_go(live)
         discard(epoch.pending, live.slot, self.task)
         discard(epoch.unread, live.slot, self.task)
@@ -312,7 +322,7 @@ class TaskDone(TaskEvent, frozen=True, tag="TaskDone"):
                 epoch.live[task].freed = True
 
 
-def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
+def _deal(job: Job, number: int, task: int, slot: int, run: int = -1, skips: Collection[int] = ()) -> None:
     epoch = job.epochs[number]
     start = epoch.starts.get(task, 0)
     readers = {reader: ReaderProgress(start, start) for reader in job.audience(slot)}
@@ -323,6 +333,9 @@ def _deal(job: Job, number: int, task: int, slot: int, run: int = -1) -> None:
             own = epoch.own.get(reader, {}).get(task, start)
             progress.complete = own < 0 or not job.reads(reader, number)
             progress.start = progress.received = max(own, start)
+            if reader in skips and not progress.complete:
+                progress.complete = True
+                epoch.skips.setdefault(reader, {})[task] = -1
     epoch.live[task] = TaskState(
         slot,
         readers,

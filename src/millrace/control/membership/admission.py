@@ -96,7 +96,10 @@ def _wrong_rounds(spec: JobSpec) -> str:
             (spec.num_consumers is not None, "num_consumers, to know for how many ranks a round is"),
             (spec.deterministic, "deterministic=True, as all ranks read rounds in one order"),
             (spec.sharding == "dynamic", "ShardingPolicy.DYNAMIC, as tasks are dealt in turn"),
-            (spec.visitation == "exactly_once", "Visitation.EXACTLY_ONCE, as a lost round would be lost to all ranks"),
+            (
+                spec.visitation == ("at_most_once" if spec.sharing == "window" else "exactly_once"),
+                "Visitation.EXACTLY_ONCE, as a lost round is lost to all ranks, or with Sharing.WINDOW AT_MOST_ONCE",
+            ),
             (not spec.equal_steps, "no equal_steps, as all ranks get equally many rounds in any case"),
         )
         if not met
@@ -126,8 +129,8 @@ def _wrong_sharing(message: JoinJob) -> str:
                 "jobs of one consumer each, or coordinated=True, so that each rank reads its batch of every round",
             ),
             (
-                not spec.coordinated or spec.sharing == "lockstep",
-                "LOCKSTEP where reads are coordinated, as a round that one rank skipped would put it out of step",
+                not (spec.coordinated and spec.window_bytes),
+                "no window_bytes where reads are coordinated, as members that are behind skip whole tasks",
             ),
             (not spec.coordinated or _has_rank(message), "a name and a consumer_index below num_consumers"),
             (spec.sharding != "off", "a sharding, as with ShardingPolicy.OFF no two epochs are alike"),

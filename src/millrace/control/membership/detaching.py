@@ -20,7 +20,7 @@ def watch(tx: Transaction) -> None:
     """Detach members for which others have waited too long."""
     counted: dict[str, dict[int, float]] = {}
     for job in list(tx.state.jobs.values()):
-        if job.spec.sharing != "lockstep" or job.failure is not None:
+        if not job.spec.sharing or job.windowed or job.failure is not None:
             continue
         waited = tx.observed.waited_for.get(job.name)
         seconds = 0.0 if waited is None else tx.now - tx.observed.waited_at
@@ -67,6 +67,7 @@ def _lacks(job: Job, member: int, other: int) -> bool:
     for epoch in job.epochs.values():
         for task in unread_by(job, epoch, member):  # most of what is kept is there for its leftovers alone
             mine, its = epoch.live[task].readers[member], epoch.live[task].readers[other]
-            if its.complete or its.received > mine.received:
+            skips = task in epoch.skips.get(other, ())
+            if (its.complete and not skips) or its.received > mine.received:
                 return True
     return False

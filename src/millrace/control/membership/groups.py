@@ -29,7 +29,7 @@ from millrace.control.membership.jobs import consumer_gone, create, refuse, remo
 from millrace.control.state.state import Epoch, Job
 from millrace.control.tasks import group_progress
 from millrace.control.tasks.epochs import send_epoch
-from millrace.control.tasks.leases import revoke, stays_over
+from millrace.control.tasks.leases import discard_outputs, revoke, stays_over
 from millrace.graph import serialize
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
@@ -117,9 +117,13 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
             )
         )
         group_progress.joined(tx, job, number)
+    skipped = [(each, task) for each in job.epochs for task in job.epochs[each].skips.get(readers[0][0], ())]
     for epoch, task in gone:
-        revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
+        if (epoch, task) not in skipped:
+            revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
     tell_audience(tx, job)
+    for epoch, task in skipped:
+        discard_outputs(tx, job, epoch, task)
     for number, _ in readers:
         _let_in(tx, job, number, newest, late=late)
 
@@ -166,6 +170,8 @@ def first_epoch(job: Job) -> int:
     if job.windowed:
         kept = job.spec.visitation == "zero_once_or_more" and bool(epoch.live)
         over = epoch.settled and not kept and not any(_to_come(job, epoch, task) for task in epoch.live)
+    if job.skipping and job.tasks_of(epoch) is not None:
+        over = over and epoch.settled  # who comes skips what workers have
     return max(0, job.newest + over)
 
 
@@ -179,7 +185,8 @@ def _to_come(job: Job, epoch: Epoch, task: int) -> bool:
 
 def is_late(job: Job) -> bool:
     """Whether who comes now has to wait until others have read the epoch that is under way, if it is to share."""
-    epoch, waits = job.epochs.get(job.newest), job.spec.sharing == "lockstep"
+    epoch = job.epochs.get(job.newest)
+    waits = job.spec.sharing == "lockstep" or (job.skipping and job.length is None)
     return waits and first_epoch(job) > job.newest >= 0 and epoch is not None and bool(epoch.live or not epoch.settled)
 
 

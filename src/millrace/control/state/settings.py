@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True):
         prices: for what is said to cost what; None: nobody has said any.
         lockstep_wait_s: for how long a job may keep others waiting that share its computation in lockstep.
         window_tasks: that members have read and that are remembered, of which outputs may lie in a shared window.
+        window_behind: tasks of a slot by which a member may be behind the furthest one where rounds are shared in a
+            window, before it skips what is dealt.
         trust: by tenant, the others whose blocks its jobs read.
     """
 
@@ -66,4 +68,5 @@ class Settings(msgspec.Struct, frozen=True):
     prices: PriceTable | None = None
     lockstep_wait_s: float = 30.0
     window_tasks: int = 1024
+    window_behind: int = 8
     trust: dict[str, list[str]] = {}

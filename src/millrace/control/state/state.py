@@ -117,11 +117,12 @@ class Epoch(msgspec.Struct):
         dealt: by slot, how many tasks became its.
         fed: by tail, how many of its inputs are done and leave it nothing.
         shares: by reader, all tasks it ever got in this epoch (left empty where the plan is endless).
-        starts: by task that is not over, how many outputs readers received that had it before and are gone, or were
-            read before the epoch was resumed.
+        starts: by task that is not over, how many outputs readers had who are gone, or were read before a resume.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         outputs: where a window is shared, by task that has ended how many outputs it had; -1: it was lost before that,
             and nobody had all of it.
+        skips: where rounds are shared in a window, by reader how many outputs each task had that it skips; -1: nobody
+            knows yet.
         settled: every task has its slot.
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.
@@ -179,6 +180,7 @@ class Epoch(msgspec.Struct):
     failures: dict[int, Failure] = {}
     nothing: set[int] | None = set()
     outputs: dict[int, int] = {}
+    skips: dict[int, dict[int, int]] = {}
 
     @classmethod
     def shaped(cls, shape: EpochShape) -> Epoch:
@@ -313,14 +315,18 @@ class Job(msgspec.Struct):
 
     @property
     def windowed(self) -> bool:
-        """Whether its readers share a window, so that the furthest of them drives and others skip."""
-        return self.spec.sharing == "window"
+        """Whether its readers share windows of outputs, so that the furthest of them drives and others skip."""
+        return self.spec.sharing == "window" and not self.spec.coordinated
+
+    @property
+    def skipping(self) -> bool:
+        """Whether its members share rounds, and skip whole tasks if they fall behind."""
+        return self.spec.sharing == "window" and bool(self.spec.coordinated)
 
     def audience(self, slot: int) -> Sequence[int]:
         """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself.
 
-        Where reads are coordinated these are all ranks for ever; :meth:`reads` tells who of them still is one. Where
-        jobs share, they are those that are there.
+        Where reads are coordinated all ranks (:meth:`reads` tells who still is one); where jobs share who is there.
         """
         if self.spec.sharing:
             return tuple(self.consumers)

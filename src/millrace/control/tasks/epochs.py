@@ -183,7 +183,7 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, read, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
-    if job.windowed:
+    if job.windowed or job.skipping:
         send_gone(tx, job, number, consumer)
     _tell_reads(tx, job, number, consumer, unread_by(job, epoch, consumer))
     send_ends(tx, job, number, consumer)

@@ -19,9 +19,9 @@ from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, Worker
 from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.slots import gone, readers_of, round_robin
+from millrace.control.tasks.slots import behind, gone, readers_of, round_robin
 from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
-from millrace.control.tasks.window_tasks import beyond_room, drop_leftovers, tell_gone
+from millrace.control.tasks.window_tasks import beyond_room, drop_leftovers, tell_gone, tell_skips
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol import messages as msg
 from millrace.protocol.group_messages import DropLeftovers
@@ -31,7 +31,7 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
     """Give what was offered to the worker, and tell the readers where to read it."""
     if found.fresh and job.spec.sharding != "off" and tx.state.plan(job, found.epoch).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
-        tx.emit(TailDealt(job.name, found.epoch, found.task, slot, found.cursors))
+        _deal_tail(tx, job, found.epoch, found.task, slot, found.cursors)
         settle_epoch(tx, job, found.epoch, slot)
         return
     for number, task in in_the_way(job, worker, slot, found):
@@ -60,8 +60,11 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
             place="" if use is None else use.place,
             room=0 if use is None else use.room,
             also=[] if use is None else list(use.also),
+            skips=behind(tx.state, job, found.epoch, slot) if found.fresh else [],
         )
     )
+    if found.fresh:
+        tell_skips(tx, job, found.epoch, found.task)
     epoch = job.epochs[found.epoch]
     live = epoch.live[found.task]
     planned = tx.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
@@ -108,7 +111,12 @@ def _deal_tails(tx: Transaction, job: Job, found: Candidate, slot: int) -> None:
         key, ahead = cursor_of(job, epoch, found.share, slot)
         if ahead is None or not tx.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
-        tx.emit(TailDealt(job.name, found.epoch, ahead[0], slot, {key: ahead[1]}))
+        _deal_tail(tx, job, found.epoch, ahead[0], slot, {key: ahead[1]})
+
+
+def _deal_tail(tx: Transaction, job: Job, number: int, task: int, slot: int, cursors: dict[str, int]) -> None:
+    tx.emit(TailDealt(job.name, number, task, slot, cursors, behind(tx.state, job, number, slot)))
+    tell_skips(tx, job, number, task)
 
 
 def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
@@ -347,6 +355,7 @@ def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
     freed = [task for task in inputs if task in job.epochs[ref.epoch].live]  # a tail of a window does not run again
     drop_leftovers(tx, job, ref.epoch, freed)
     tx.emit(TaskEnded(job.name, ref.epoch, ref.task, *told, freed=freed))
+    tell_skips(tx, job, ref.epoch, ref.task)
     if job.windowed and live.freed and message.leftovers:  # its tail was given up before this was said
         tx.to_worker(worker, DropLeftovers([ref]))
     settle(tx, job, ref.epoch, ref.task)

@@ -62,11 +62,37 @@ def unread_by(job: Job, epoch: Epoch, reader: int) -> list[int]:
     return sorted(task for slot in job.slots_of([reader]) for task in epoch.unread_by(reader, slot))
 
 
-def unread(job: Job, slot: int) -> int:
-    """Tasks leased for a slot that some reader (of a window: each) has not read to the end, over all epochs."""
+def behind(state: State, job: Job, number: int, slot: int) -> list[int]:
+    """List the readers that skip what is dealt to a slot now, all ranks of a member alike, as others are further."""
+    if not job.skipping:
+        return []
+    backlogs, count = _backlogs(job, slot, number), job.spec.together
+    late = min(backlogs.values(), default=0) + state.settings.window_behind
+    return [reader for reader in job.consumers if backlogs.get(reader // count, 0) >= late]
+
+
+def _backlogs(job: Job, slot: int, number: int | None = None) -> dict[int, int]:
+    """Count, for each member (that reads an epoch), the tasks of a slot that some rank of it has still to read."""
+    count = job.spec.together
+    found = {reader // count: 0 for reader in job.consumers if number is None or job.reads(reader, number)}
+    for epoch in job.epochs.values():
+        for task in epoch.unread.get(slot, ()):
+            readers = epoch.live[task].readers.items()
+            for member in found.keys() & {reader // count for reader, progress in readers if not progress.complete}:
+                found[member] += 1
+    return found
+
+
+def unread(job: Job, slot: int, number: int | None = None) -> int:
+    """Tasks leased for a slot that some reader (of a window: each) has not read to the end, over all epochs.
+
+    Where members skip tasks, those of the member (of which reads an epoch) that has the least to read.
+    """
+    if job.skipping:
+        return min(_backlogs(job, slot, number).values(), default=0)
     count, reached = 0, job.reached
-    for number, epoch in job.epochs.items():
-        if number >= reached:
+    for each, epoch in job.epochs.items():
+        if each >= reached:
             count += len(epoch.unread.get(slot, ()))
             waiting = epoch.pending.get(slot)
             if waiting:
@@ -79,10 +105,10 @@ def _read_now(job: Job) -> list[Epoch]:
     return [epoch for number, epoch in job.epochs.items() if number >= job.reached]
 
 
-def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
+def unread_alike(state: State, job: Job, slot: int, worker: Worker, number: int | None = None) -> int:
     """Count those at workers like this one: what waits behind a link is not to keep local workers from computing."""
     if job.name not in state.index.serving.local:
-        return unread(job, slot)
+        return unread(job, slot, number)
     lives = [epoch.live[task] for epoch in _read_now(job) for task in epoch.unread.get(slot, ())]
     holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
     return sum(bool(holder.pinned_job) == bool(worker.pinned_job) for holder in holders)

@@ -78,7 +78,10 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
         if number >= first and (found is None or job.spec.deterministic):
             fresh = _fresh(state, job, number, epoch, worker, slot)
             if fresh is not None and (
-                (unread_alike(state, job, slot, worker) >= cap and not _next_to_read(job, epoch, slot, fresh.task))
+                (
+                    unread_alike(state, job, slot, worker, number) >= cap
+                    and not _next_to_read(job, epoch, slot, fresh.task)
+                )
                 or _waits_for_others(state, job, epoch, slot, fresh)
             ):
                 fresh = None
@@ -100,7 +103,8 @@ def _read_by(job: Job, readers: list[Consumer]) -> tuple[int, int]:
     if not readers:
         before = min(job.epochs, default=0) - 1
         return before, before
-    return min([place.epoch for place in readers]), min([max(place.epoch, place.past + 1) for place in readers])
+    read = [place.epoch for place in readers]
+    return (max if job.skipping else min)(read), min([max(place.epoch, place.past + 1) for place in readers])
 
 
 def _newest(state: State, job: Job) -> int:

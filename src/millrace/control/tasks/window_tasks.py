@@ -57,9 +57,17 @@ def tell_gone(tx: Transaction, job: Job, number: int, task: int, live: TaskState
             tx.to_consumer(job, reader, TasksGone(number, {task: outputs}))
 
 
+def tell_skips(tx: Transaction, job: Job, number: int, task: int) -> None:
+    """Tell members that skip a task so, and once it has ended how much it had."""
+    for reader, skipped in job.epochs[number].skips.items():
+        if task in skipped and job.consumers[reader].epoch == number:
+            tx.to_consumer(job, reader, TasksGone(number, {task: skipped[task]}))
+
+
 def send_gone(tx: Transaction, job: Job, number: int, reader: int) -> None:
-    """Tell a member all tasks of its epoch of which nothing is kept any more."""
+    """Tell a member all tasks of its epoch of which nothing is kept any more, or that it skips."""
     epoch = job.epochs[number]
     gone = {task: outputs for task, outputs in epoch.outputs.items() if task not in epoch.live}
+    gone |= epoch.skips.get(reader, {})
     if gone:
         tx.to_consumer(job, reader, TasksGone(number, gone))

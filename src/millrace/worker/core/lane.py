@@ -210,6 +210,6 @@ class Lane:
 
 def _buffer_of(spec: JobSpec, audience: Iterable[int]) -> SlotBuffer:
     """Make the buffer of a slot of such a job; it has no room until it is resized."""
-    if spec.sharing == "window":
+    if spec.sharing == "window" and not spec.coordinated:
         return WindowBuffer(0, audience, window=spec.window_bytes or None, in_order=spec.deterministic)
     return SlotBuffer(0, audience, in_order=spec.deterministic)

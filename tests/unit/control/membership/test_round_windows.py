@@ -1,0 +1,141 @@
+"""Jobs of several ranks that share rounds in a window: who is behind skips whole tasks, all its ranks alike."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import inputs as inp
+from millrace.control.journal.snapshot import dump
+from millrace.control.journal.state_validation import validate
+from millrace.control.journal.task_events import TaskLeased
+from millrace.protocol import messages as msg
+
+RANKS, COUNT, BEHIND = 2, 24, 2
+WINDOW = {"sharing": "window", "visitation": "at_most_once", "num_consumers": RANKS, "coordinated": "drop"}
+
+
+@pytest.fixture
+def service():
+    service = Service(FakePlan(COUNT), window_behind=BEHIND)
+    service.add_worker("w")
+    return service
+
+
+def member(service, name, **fields):
+    """A job comes with all its ranks, and begins an epoch."""
+    alike = {**WINDOW, "deterministic": True, "cycle_length": 2, **fields}
+    ranks = [service.join(f"{name}{rank}", name, consumer=rank, begin=False, **alike) for rank in range(RANKS)]
+    for peer in ranks:
+        service.begin(peer, peer.joined.epoch + 1)
+    return ranks
+
+
+def group(service):
+    (job,) = service.state.jobs.values()
+    return job
+
+
+def next_of(service, peer):
+    """The lowest task of each slot, if it lies ready."""
+    heard = sorted(set(peer.reads) - set(peer.complete))
+    first = [next((task for task in heard if task % 2 == slot), None) for slot in range(2)]
+    return [task for task in first if task in service.readable(peer)]
+
+
+def read_all(service, *peers):
+    """These ranks read what they can, and no others do."""
+    moved = True
+    while moved:
+        moved = service.work(read=False)
+        for peer in peers:
+            for task in next_of(service, peer):
+                service.read(peer, task)
+                moved = True
+        validate(service.state)
+
+
+def test_who_keeps_up_reads_all_and_each_task_runs_once(service):
+    ranks = [*member(service, "a"), *member(service, "b")]
+    read_all(service, *ranks)
+    for peer in ranks:
+        assert sorted(peer.complete) == list(range(COUNT))
+        assert peer.done
+    assert sum(isinstance(event, TaskLeased) and event.epoch == 0 for event in service.events) == COUNT
+
+
+def test_who_is_behind_skips_what_is_dealt_with_all_its_ranks_and_holds_nobody_up(service):
+    fast, slow = member(service, "fast"), member(service, "slow")
+    read_all(service, *fast)
+    for peer in fast:
+        assert peer.done
+        assert sorted(peer.complete) == list(range(COUNT))
+        assert not peer.gone
+    one, other = slow
+    assert one.gone == other.gone
+    assert set(one.gone.values()) == {1}, "once a task has ended they are told how much it had"
+    assert 0 < len(one.gone) < COUNT
+    assert sorted([*one.reads, *one.gone]) == list(range(COUNT))
+    read_all(service, *slow)
+    assert one.done
+    assert sorted(one.complete) == sorted(other.complete) == sorted(set(range(COUNT)) - set(one.gone))
+    assert dump(service.replayed()) == dump(service.state)
+
+
+def test_a_rank_that_is_ahead_of_another_one_of_its_job_skips_what_that_one_skips(service):
+    fast, slow = member(service, "fast"), member(service, "slow")
+    read_all(service, *fast, slow[0])
+    assert slow[0].gone == slow[1].gone
+    assert slow[0].gone, "the member is as far as its last rank"
+
+
+def test_who_comes_late_skips_what_workers_had_and_reads_the_rest_of_the_epoch(service):
+    first = member(service, "first")
+    for _ in range(2):
+        service.work(read=False)
+        for peer in first:
+            for task in next_of(service, peer):
+                service.read(peer, task)
+    assert group(service).epochs[0].done
+    dealt = max(group(service).epochs[0].live)
+    late = member(service, "late")
+    read_all(service, *first, *late)
+    assert late[0].epoch.epoch == 0
+    assert late[0].gone == late[1].gone
+    assert sorted(late[0].gone) == list(range(dealt + 1))
+    assert sorted(late[0].complete) == list(range(dealt + 1, COUNT))
+    for peer in first:
+        assert sorted(peer.complete) == list(range(COUNT))
+
+
+def test_what_is_lost_with_a_worker_runs_again_for_those_that_read_it(service):
+    fast, slow = member(service, "fast"), member(service, "slow")
+    service.work(read=False)
+    for peer in (*fast, slow[0]):
+        service.read(peer, 0)
+    before = len(service.events)
+    service.kill("w")
+    service.add_worker("other")
+    read_all(service, *fast, *slow)
+    assert [sorted(peer.complete) for peer in (*fast, *slow)] == [list(range(COUNT))] * 4
+    leased = [event for event in service.events[before:] if isinstance(event, TaskLeased) and event.epoch == 0]
+    assert sum(event.task == 0 for event in leased) == 1, "for the rank that lacks it, though others have it"
+
+
+def test_who_comes_back_is_told_once_more_what_it_skips(service):
+    fast, slow = member(service, "fast"), member(service, "slow")
+    read_all(service, *fast)
+    before, slow[0].gone = dict(slow[0].gone), {}
+    service.rejoin(slow[0])
+    assert slow[0].gone.items() >= before.items()
+
+
+def test_a_member_that_leaves_takes_nothing_with_it(service):
+    fast, slow = member(service, "fast"), member(service, "slow")
+    read_all(service, *fast)
+    for peer in fast:
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    validate(service.state)
+    read_all(service, *slow)
+    assert slow[0].done
+    assert slow[1].done
