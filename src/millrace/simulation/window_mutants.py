@@ -6,13 +6,13 @@ from typing import Any
 
 from millrace.client.epoch_buffer import EpochBuffer
 from millrace.control.membership import jobs
-from millrace.control.tasks import epochs, leases
+from millrace.control.tasks import epochs, leases, slots
 from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core.outbox import ReaderOutbox
 from millrace.worker.core.window_buffer import WindowBuffer
 
 _trim = WindowBuffer._trim  # noqa: SLF001
-_behind = leases.behind
+_behind = slots.behind
 
 
 def _trim_all(self: WindowBuffer) -> bool:

@@ -24,7 +24,8 @@ def watch(tx: Transaction) -> None:
             continue
         waited = tx.observed.waited_for.get(job.name)
         seconds = 0.0 if waited is None else tx.now - tx.observed.waited_at
-        there = [each for each in _holding(tx.observed, job) if job.consumers[each].since <= tx.observed.waited_at]
+        holding = _holding(tx.observed, job) or _crossed(tx, job)
+        there = [each for each in holding if job.consumers[each].since <= tx.observed.waited_at]
         found = count_waiting(waited or {}, job.consumers, there, seconds)
         decision = detach(found, tx.state.settings.lockstep_wait_s)
         for member in decision.value:
@@ -52,6 +53,25 @@ def _holding(observed: Observed, job: Job) -> list[int]:
         for member, nothing in idle.items()
         if not nothing and any(_lacks(job, member, each) for each in waiting if each not in job.mates(member))
     ]
+
+
+def _crossed(tx: Transaction, job: Job) -> list[int]:
+    """Find the member that is furthest behind, where members that skipped other tasks wait for one another.
+
+    One may be ahead in one slot and behind in another: then what each is to read next waits for room that the other is
+    to make. All wait, and nothing is computed, as each run waits for a reader.
+    """
+    several = job.skipping and len(job.consumers) > job.spec.together
+    if not (several and all(_has_nothing(tx.observed, place) for place in job.consumers.values())):
+        return []
+    reports = [sight.report for sight in tx.observed.workers.values() if sight.report is not None]
+    lanes = [lane for report in reports if report.job == job.name for lane in report.lanes if lane.running]
+    if not lanes or any(lane.blocked_s <= 0 for lane in lanes):
+        return []
+    unread = {
+        reader: sum(len(unread_by(job, epoch, reader)) for epoch in job.epochs.values()) for reader in job.consumers
+    }
+    return [max(unread, key=lambda reader: (unread[reader], reader))]
 
 
 def _has_nothing(observed: Observed, place: Consumer) -> bool:

@@ -119,10 +119,8 @@ class Epoch(msgspec.Struct):
         shares: by reader, all tasks it ever got in this epoch (left empty where the plan is endless).
         starts: by task that is not over, how many outputs readers had who are gone, or were read before a resume.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
-        outputs: where a window is shared, by task that has ended how many outputs it had; -1: it was lost before that,
-            and nobody had all of it.
-        skips: where rounds are shared in a window, by reader how many outputs each task had that it skips; -1: nobody
-            knows yet.
+        outputs: where a window is shared, by task that has ended its number of outputs; -1: it was lost before that.
+        skips: where rounds are shared in a window, by reader the outputs of each task that it skips; -1: not known yet.
         settled: every task has its slot.
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.

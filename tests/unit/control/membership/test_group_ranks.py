@@ -198,7 +198,8 @@ def test_workers_hear_of_all_ranks_of_a_member_at_once(service):
     ("fields", "words"),
     [
         ({"coordinated": "", "deterministic": False, "cycle_length": 1}, "each rank reads its batch of every round"),
-        ({"sharing": "window", "visitation": "at_most_once"}, "EXACTLY_ONCE"),
+        ({"sharing": "window", "visitation": "zero_once_or_more"}, "with Sharing.WINDOW AT_MOST_ONCE"),
+        ({"sharing": "window", "visitation": "at_most_once", "window_bytes": 9}, "no window_bytes where reads are"),
         ({"consumer": 2}, "a consumer_index below num_consumers"),
         ({"consumer": None}, "a consumer_index below num_consumers"),
     ],

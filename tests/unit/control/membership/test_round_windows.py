@@ -10,6 +10,7 @@ from millrace.control.journal.snapshot import dump
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskLeased
 from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport
 
 RANKS, COUNT, BEHIND = 2, 24, 2
 WINDOW = {"sharing": "window", "visitation": "at_most_once", "num_consumers": RANKS, "coordinated": "drop"}
@@ -139,3 +140,53 @@ def test_a_member_that_leaves_takes_nothing_with_it(service):
     read_all(service, *slow)
     assert slow[0].done
     assert slow[1].done
+
+
+def crossed(service):
+    """Two members, each of which is ahead of the other in one slot, so that the other skips there."""
+    one, other = member(service, "one"), member(service, "other")
+    for slot, ahead in enumerate((one, other)):
+        for _ in range(2 * BEHIND):
+            service.work(read=False)
+            for peer in ahead:
+                service.read(peer, next_of(service, peer)[slot])
+    assert one[0].gone
+    assert other[0].gone
+    assert {task % 2 for task in one[0].gone} == {1}
+    assert {task % 2 for task in other[0].gone} == {0}
+    service.read(one[0], next(task for task in next_of(service, one[0]) if task % 2))
+    return one, other
+
+
+def watched(service, peers, *, waits=True, blocked_s=1.0, running=True):
+    """For longer than a member may keep others waiting, all say so, or not, and the worker that it is blocked."""
+    for _ in range(17):
+        service.now += 2.0
+        service.report("w", lanes=[LaneReport(slot, running, blocked_s, 0) for slot in range(2)])
+        for peer in peers:
+            if peer.failure is None:
+                service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, waits=waits)))
+        service.say(inp.Tick())
+    return sorted({place.member for place in group(service).consumers.values()})
+
+
+def test_of_members_that_wait_for_room_from_one_another_the_furthest_behind_is_detached_and_the_other_goes_on(service):
+    one, other = crossed(service)
+    assert watched(service, [*one, *other]) == ["one"]
+    assert [peer.failure.kind for peer in other] == ["DetachedError"] * RANKS
+    read_all(service, *one)
+    assert all(peer.done for peer in one)
+    assert sorted(one[0].complete) == sorted(one[1].complete)
+
+
+@pytest.mark.parametrize("seen", [{"waits": False}, {"blocked_s": 0.0}, {"running": False}])
+def test_nobody_is_detached_who_reads_or_for_whom_something_is_computed(service, seen):
+    one, other = crossed(service)
+    assert watched(service, [*one, *other], **seen) == ["one", "other"]
+
+
+def test_who_is_there_alone_waits_for_nobody(service):
+    one, other = crossed(service)
+    for peer in other:
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    assert watched(service, one) == ["one"]
