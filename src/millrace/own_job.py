@@ -12,9 +12,10 @@ def own_job(parameters: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     drawn = secrets.token_hex(4)
     if not parameters["sharing"]:
         return {"name": f"job-{drawn}", **changes}
+    alone = {"sharing": "", "functions": "", "window_bytes": 0}
     if parameters["coordinated"]:
         drawn = "ranks"  # they find one another by the name
-    alone = {"sharing": "", "functions": "", "window_bytes": 0}
+        alone["visitation"] = "exactly_once"  # there is nobody to be behind of
     return {"name": f"{parameters['name']}-alone-{drawn}", **alone, **changes}
 
 

@@ -81,19 +81,27 @@ class EpochProgress(ProgressTracker):
         for each in (self._progress, self._given):
             each.resume(begun.read.done(), dict(begun.read.begun))
 
+    def detach(self) -> None:
+        """Count what was left out as read, as all ranks have heard of it by the time that their job is detached."""
+        for task in self._left_out:
+            self._progress.ends(task, 0)
+            self._given.ends(task, 0)
+        self._left_out = frozenset()
+
     def detached(self) -> None:
         """Note that what is to come comes from another job, which begins behind what was taken of this one."""
         self.pending, self.surplus, self._messages = None, [], 0
 
-    def ends(self, epoch: int, ended: Iterable[tuple[int, int, int]], left_out: Collection[int] = frozenset()) -> None:
+    def ends(self, epoch: int, ended: Iterable[tuple[int, int, int]], left_out: Collection[int] | None = None) -> None:
         """Note tasks of an epoch that ended: how far they are to be handed out, and what is missed behind that.
 
-        Those that are ``left_out`` count as read once something behind them in their slots was handed out. Else states
-        of ranks, which hear of it one after the other, would differ.
+        Those that are ``left_out`` (which may become more) count as read once something behind them in their slots was
+        handed out. Else states of ranks, which hear of it one after the other, would differ.
         """
-        if epoch == self.number:
-            self._left_out = left_out
-        for task, outputs, missed in ended if epoch == self.number else ():
+        if epoch != self.number:
+            return
+        self._left_out = self._left_out if left_out is None else left_out
+        for task, outputs, missed in ended:
             self._progress.ends(task, outputs, missed)
             self._given.ends(task, outputs, missed)
 
@@ -197,7 +205,10 @@ class EpochProgress(ProgressTracker):
         done, parts = self._given.now() if ahead else self.now()
         last = (self._given if ahead else self._progress).last  # behind which the next round is that of another slot
         if self._left_out:
-            done = _with_passed(done, [task for task, _ in parts], self._left_out, spec.cycle_length)
+            progress = self._given if ahead else self._progress
+            for task in _passed(done, [task for task, _ in parts], self._left_out, spec.cycle_length):
+                progress.ends(task, 0)
+            done, parts = progress.now()
         return Checkpoint(
             seed=spec.seed,
             epoch=begun.epoch,
@@ -232,9 +243,9 @@ class EpochProgress(ProgressTracker):
         self._progress.yielded(task, outputs)
 
 
-def _with_passed(done: TaskSet, begun: Collection[int], left_out: Collection[int], slots: int) -> TaskSet:
-    """Add the tasks that were left out to those that are done, if something behind them in their slots was read."""
+def _passed(done: TaskSet, begun: Collection[int], left_out: Collection[int], slots: int) -> list[int]:
+    """List the tasks that were left out of which something behind them in their slots was read."""
     last = {slot: done.low - 1 - (done.low - 1 - slot) % slots for slot in range(slots)}
     for task in (*itertools.chain.from_iterable(each.tolist() for each in done.beyond()), *begun):
         last[task % slots] = max(last[task % slots], task)
-    return done | TaskSet.of(task for task in left_out if task < last[task % slots])
+    return [task for task in left_out if task < last[task % slots] and task not in done]

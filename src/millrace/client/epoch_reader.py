@@ -187,7 +187,7 @@ class EpochReader:
     outputs: int | None = None
     """Number of the epoch's outputs, those that were missed included, at its end; None: nobody says."""
     _shared = 0, 0
-    _read_before = 0
+    _read_before = _missed_before = 0
 
     def __init__(
         self,
@@ -293,6 +293,8 @@ class EpochReader:
             match answer:
                 case Refuse(error=DetachedError() as error, lost=False) if self.alone is not None:
                     self._read_before += self.progress.read(taken=True)
+                    self._missed_before = self.missed
+                    self.progress.detach()
                     session = self.alone(self._taken(), error)
                     self.progress.detached()
                     self._job_session, self._session = session.go_on(self), session
@@ -376,7 +378,7 @@ class EpochReader:
         """Look how the epoch is shared, while it is read; what was seen last stays."""
         inbox = self._job_session.core.inbox
         if self._session is not None and inbox is not None and inbox.number == self.number:
-            self._shared = inbox.missed, inbox.members
+            self._shared = self._missed_before + inbox.missed, inbox.members
         return self._shared
 
     def begins_with(self, state: Any) -> bool:

@@ -106,18 +106,28 @@ def rounds_read(parts):
     return [batch[:, 0].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("kind", ["plain", "batched"])
-def test_ranks_that_keep_others_waiting_go_on_in_a_job_of_their_own_and_in_step(small_service, gate, keeper, kind):
-    dataset = large(gate).batch(2)
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [
+        ("plain", {}),
+        ("batched", {}),
+        ("plain", {"sharing": mr.Sharing.WINDOW, "visitation": mr.Visitation.AT_MOST_ONCE}),
+    ],
+    ids=["plain", "batched", "window"],
+)
+def test_ranks_that_keep_others_waiting_go_on_in_a_job_of_their_own_and_in_step(
+    small_service, gate, keeper, kind, chosen
+):
+    dataset, group = large(gate).batch(2), "window-" if chosen else "lockstep-"
     with ExitStack() as stack:
-        fast, slow = (Training(stack, small_service, dataset, name) for name in ("fast", "slow"))
+        fast, slow = (Training(stack, small_service, dataset, name, **chosen) for name in ("fast", "slow"))
         whole = [fast.pool.submit(list, part) for part in fast.parts]
         own = [behind(part, kind) for part in slow.parts]
         ranks = slow.at_once(iter, own)
-        small_service.until(lambda status: members(status) == 2 * RANKS)
+        small_service.until(lambda status: members(status, group) == 2 * RANKS)
         keeper.open()
         seen = [[first] for first in slow.at_once(next, ranks)]
-        small_service.until(lambda status: members(status) == RANKS)
+        small_service.until(lambda status: members(status, group) == RANKS)
         words = "job 'slow' .*held up the others for 0.5 s.*; job 'slow' reads the rest of epoch 0"
         with pytest.warns(mr.MillraceWarning, match=words):
             rest = slow.at_once(list, ranks)
