@@ -24,7 +24,7 @@ def watch(tx: Transaction) -> None:
             continue
         waited = tx.observed.waited_for.get(job.name)
         seconds = 0.0 if waited is None else tx.now - tx.observed.waited_at
-        holding = _holding(tx.observed, job) or _crossed(tx, job)
+        holding = _holding(tx.observed, job) or _in_the_way(tx, job)
         there = [each for each in holding if job.consumers[each].since <= tx.observed.waited_at]
         found = count_waiting(waited or {}, job.consumers, there, seconds)
         decision = detach(found, tx.state.settings.lockstep_wait_s)
@@ -55,23 +55,25 @@ def _holding(observed: Observed, job: Job) -> list[int]:
     ]
 
 
-def _crossed(tx: Transaction, job: Job) -> list[int]:
-    """Find the member that is furthest behind, where members that skipped other tasks wait for one another.
+def _in_the_way(tx: Transaction, job: Job) -> list[int]:
+    """List the members for which others wait that skipped what these lack, so that they have nothing more of it.
 
-    One may be ahead in one slot and behind in another: then what each is to read next waits for room that the other is
-    to make. All wait, and nothing is computed, as each run waits for a reader.
+    What was kept for a member may fill buffers in front of what others are to read next. Then every run waits for a
+    reader, and nothing is computed. If all members wait, as one is ahead in one slot and behind in another, it is the
+    one that is furthest behind.
     """
-    several = job.skipping and len(job.consumers) > job.spec.together
-    if not (several and all(_has_nothing(tx.observed, place) for place in job.consumers.values())):
+    idle = {reader: _has_nothing(tx.observed, place) for reader, place in job.consumers.items()}
+    if not (job.skipping and len(idle) > job.spec.together and any(idle.values())):
         return []
     reports = [sight.report for sight in tx.observed.workers.values() if sight.report is not None]
     lanes = [lane for report in reports if report.job == job.name for lane in report.lanes if lane.running]
     if not lanes or any(lane.blocked_s <= 0 for lane in lanes):
         return []
-    unread = {
-        reader: sum(len(unread_by(job, epoch, reader)) for epoch in job.epochs.values()) for reader in job.consumers
-    }
-    return [max(unread, key=lambda reader: (unread[reader], reader))]
+    unread = {reader: sum(len(unread_by(job, epoch, reader)) for epoch in job.epochs.values()) for reader in idle}
+    if all(idle.values()):
+        return [max(unread, key=lambda reader: (unread[reader], reader))]
+    waited = {reader: any(idle[each] for each in idle if each not in job.mates(reader)) for reader in idle}
+    return [reader for reader in idle if not idle[reader] and unread[reader] and waited[reader]]
 
 
 def _has_nothing(observed: Observed, place: Consumer) -> bool:

@@ -158,14 +158,16 @@ def crossed(service):
     return one, other
 
 
-def watched(service, peers, *, waits=True, blocked_s=1.0, running=True):
-    """For longer than a member may keep others waiting, all say so, or not, and the worker that it is blocked."""
+def watched(service, peers, *, waiting=None, blocked_s=1.0, running=True):
+    """For longer than a member may keep others waiting, all or some say so, and the worker that it is blocked."""
     for _ in range(17):
         service.now += 2.0
         service.report("w", lanes=[LaneReport(slot, running, blocked_s, 0) for slot in range(2)])
         for peer in peers:
             if peer.failure is None:
-                service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, waits=waits)))
+                service.say(
+                    inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, waits=waiting is None or peer in waiting))
+                )
         service.say(inp.Tick())
     return sorted({place.member for place in group(service).consumers.values()})
 
@@ -179,7 +181,22 @@ def test_of_members_that_wait_for_room_from_one_another_the_furthest_behind_is_d
     assert sorted(one[0].complete) == sorted(one[1].complete)
 
 
-@pytest.mark.parametrize("seen", [{"waits": False}, {"blocked_s": 0.0}, {"running": False}])
+def test_who_stands_still_in_front_of_what_others_are_to_read_is_detached_though_they_skipped_that(service):
+    one, other = member(service, "one"), member(service, "other")
+    for _ in range(2 * BEHIND):
+        service.work(read=False)
+        for peer in other:
+            for task in next_of(service, peer):
+                service.read(peer, task)
+    assert one[0].gone
+    while any(next_of(service, peer) for peer in one):
+        for peer in one:
+            for task in next_of(service, peer):
+                service.read(peer, task)
+    assert watched(service, [*one, *other], waiting=one) == ["one"]
+
+
+@pytest.mark.parametrize("seen", [{"waiting": []}, {"blocked_s": 0.0}, {"running": False}])
 def test_nobody_is_detached_who_reads_or_for_whom_something_is_computed(service, seen):
     one, other = crossed(service)
     assert watched(service, [*one, *other], **seen) == ["one", "other"]
