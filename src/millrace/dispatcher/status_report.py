@@ -12,8 +12,9 @@ from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
+from millrace.control.state.ended_jobs import FinishedJob
 from millrace.control.state.observed import CacheObservation, Observed, ResourceUsage
-from millrace.control.state.state import PROBE_EACH, Epoch, FinishedJob, Job, State, UnreadShare, Worker
+from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.control.journal.event import Changes, Event, JobEvent
-from millrace.control.state.state import ENDED, FINISHED, UNREAD, EndedJob, FinishedJob, Job, State, UnreadShare
+from millrace.control.state.ended_jobs import EndedJob, FinishedJob
+from millrace.control.state.state import ENDED, FINISHED, UNREAD, Job, State, UnreadShare
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.split_table import TableSummary

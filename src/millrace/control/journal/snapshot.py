@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from millrace.control.state.cache_state import Caches
+from millrace.control.state.ended_jobs import EndedJob, FinishedJob
 from millrace.control.state.scaling_state import FleetPlan
-from millrace.control.state.state import EndedJob, FinishedJob, Job, Life, State, Worker
+from millrace.control.state.state import Job, Life, State, Worker
 from millrace.control.state.task_state import Failed, Finished, Phase, ReaderProgress, Running, TaskState, Waiting
 from millrace.errors import ProtocolError
 from millrace.message_budget import MALFORMED

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.control.membership.admission import Refused, same_job
-from millrace.control.state.state import EndedJob, Job, State
+from millrace.control.state.ended_jobs import EndedJob
+from millrace.control.state.state import Job, State
 from millrace.control.tasks.slots import missing
 from millrace.control.tasks.unread import NAMED
 from millrace.protocol.job_spec import JobSpec

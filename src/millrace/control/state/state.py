@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from millrace.control.state.cache_state import CacheMode, Caches
+from millrace.control.state.ended_jobs import EndedJob, FinishedJob
 from millrace.control.state.index import StateIndex
 from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
@@ -26,7 +27,6 @@ from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
-from millrace.protocol.reports import Pace
 
 UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
@@ -117,7 +117,8 @@ class Epoch(msgspec.Struct):
         dealt: by slot, how many tasks became its.
         fed: by tail, how many of its inputs are done and leave it nothing.
         shares: by reader, all tasks it ever got in this epoch (left empty where the plan is endless).
-        starts: by task that is not over, how many outputs readers had who are gone, or were read before a resume.
+        starts: by task that is not over, how many outputs readers received that had it before and are gone, or were
+            read before the epoch was resumed.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         outputs: where a window is shared, by task that has ended its number of outputs; -1: it was lost before that.
         skips: where rounds are shared in a window, by reader the outputs of each task that it skips; -1: not known yet.
@@ -324,7 +325,8 @@ class Job(msgspec.Struct):
     def audience(self, slot: int) -> Sequence[int]:
         """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself.
 
-        Where reads are coordinated all ranks (:meth:`reads` tells who still is one); where jobs share who is there.
+        Where reads are coordinated these are all ranks for ever; :meth:`reads` tells who of them still is one. Where
+        jobs share, they are those that are there.
         """
         if self.spec.sharing:
             return tuple(self.consumers)
@@ -366,47 +368,6 @@ class Job(msgspec.Struct):
     def kind(self) -> str:
         """Key that makes two jobs alike: the pipeline, and the name, if the user gave one."""
         return f"{self.digest} {'' if self.anonymous else self.name}"
-
-
-class EndedJob(msgspec.Struct, frozen=True):
-    """Record of a job that is over: who comes under its name may be late.
-
-    Attributes:
-        at: when it was removed, for this reason.
-        num_consumers: that were expected; None: whoever joined.
-        readers: by consumer, the host and process id of who read as it last.
-        absent: how many of the expected consumers were never seen.
-    """
-
-    at: float
-    reason: str
-    num_consumers: int | None
-    readers: dict[int, tuple[str, int]]
-    absent: int
-
-
-class FinishedJob(msgspec.Struct, frozen=True):
-    """Summary of a job that is over.
-
-    Attributes:
-        name: of the job.
-        why: it is over.
-        at: when that was, and ``seconds`` how long after it had begun.
-        epochs: that were begun, and ``elements`` of all of them that were handed out.
-        pace: of all its consumers.
-        bottleneck: of its loop, in a sentence.
-        failure: the first line of what made it fail; None: nothing did.
-    """
-
-    name: str
-    why: str
-    at: float
-    seconds: float
-    epochs: int
-    elements: int
-    pace: Pace
-    bottleneck: str
-    failure: str | None = None
 
 
 class Life(msgspec.Struct, frozen=True):

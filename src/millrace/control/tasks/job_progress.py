@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from millrace.control.journal.transaction import Transaction
+from millrace.control.state.ended_jobs import FinishedJob
 from millrace.control.state.observed import EpochObservation, JobObservation, Observed
-from millrace.control.state.state import FinishedJob, Job, State
+from millrace.control.state.state import Job, State
 from millrace.control.tasks.job_load import load_of, window_of
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import bottleneck
