@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.control.membership import detaching, gathering, groups, jobs
+from millrace.control.membership import detaching, gathering, groups, jobs, stalls
 from millrace.simulation.window_mutants import WINDOW_MUTANTS
 from millrace.worker.core.slot_buffer import SlotBuffer
 
@@ -38,6 +38,10 @@ MEMBER_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
     "rank-before-the-others": (
         "A rank of a member is let in before the others have come, as if it were all of it.",
         ((gathering, "gather", lambda _tx, _spec, _name, item: [item]),),
+    ),
+    "silent-move": (
+        "Who was told its share is not told of tasks that become its, as it waits for what they leave over.",
+        ((stalls, "send_ends", lambda *_: None),),
     ),
     **WINDOW_MUTANTS,
 }

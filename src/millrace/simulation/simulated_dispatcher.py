@@ -18,6 +18,7 @@ from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
 from millrace.simulation.disk import Disk, encoded
+from millrace.simulation.share_invariants import SharesTold
 from millrace.simulation.virtual_network import Connection, Process, Violation
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class SimulatedDispatcher(Process):
         self._sessions: dict[tuple[type, str], Connection] = {}
         self._names: dict[Connection, tuple[type, str]] = {}
         self._count = disk.last
+        self._shares = SharesTold()
         self._decided: list[Decided] = []
         self._committing: list[Decided] = []
         self._writing: tuple[bytes, int, float, bytes | None] | None = None
@@ -121,6 +123,7 @@ class SimulatedDispatcher(Process):
         actions = merged(tx.actions)
         self._decided.append(Decided(tx.events, actions, [self._session_of(each) for each in actions], self._count))
         self._invariants.decided(self, item, tx.events)
+        self._shares.decided(self.state, actions)
         if tx.actions or isinstance(item, inp.Tick):
             self._wake()
 
