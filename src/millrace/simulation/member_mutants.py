@@ -35,6 +35,10 @@ MEMBER_MUTANTS: dict[str, tuple[str, tuple[tuple[Any, Any, Any], ...]]] = {
         "A member that leaves takes what the others lack with it.",
         ((SlotBuffer, "leave", _take_all),),
     ),
+    "sent-no-more": (
+        "A worker does not give back what it has let go of when a member that has come asks for it.",
+        ((SlotBuffer, "lacks", lambda *_: False),),
+    ),
     "rank-before-the-others": (
         "A rank of a member is let in before the others have come, as if it were all of it.",
         ((gathering, "gather", lambda _tx, _spec, _name, item: [item]),),
