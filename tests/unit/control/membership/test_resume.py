@@ -151,6 +151,8 @@ class Ranks:
 @example(seed=39334, plan=(9, 3), kind="static in order", counts=[1, 1], anew=True)
 # A tail of tails was read without what was dropped below, and nobody says the state of the lower tail's reader.
 @example(seed=13737, plan=(13, 4), kind="deterministic", counts=[3, 1], anew=False)
+# A rank left whose tail was dealt before what the process in its place reads first.
+@example(seed=12189, plan=(13, 4), kind="static in order", counts=[3, 1], anew=False)
 def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, counts, anew):
     """With as many or other numbers of consumers, at the same service or another, while workers die and ranks leave.
 
