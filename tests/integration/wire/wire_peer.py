@@ -144,6 +144,8 @@ def forking_often(address):
             while not over.is_set():
                 channel.connect()
 
+    with ControlChannel(address, timeout=60) as first:  # gRPC says what it does at forks as the first one opens
+        first.connect()
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
