@@ -7,6 +7,7 @@ import io
 import itertools
 import random
 import tarfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,14 +65,18 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the files that are read, near and far."""
     counted: Counter[str] = Counter()
-    near, away = reads._at_hand, store_requests._once
+    near, away, counting_one = reads._at_hand, store_requests._once, threading.Lock()
+
+    def count(entry: Entry) -> None:
+        with counting_one:
+            counted[entry.location] += 1
 
     def counting(entry: Entry) -> bytes:
-        counted[entry.location] += 1
+        count(entry)
         return near(entry)
 
     def counting_far(entry: Entry, abandoned: Callable[[], bool]) -> bytes:
-        counted[entry.location] += 1
+        count(entry)
         return away(entry, abandoned)
 
     monkeypatch.setattr(reads, "_at_hand", counting)
