@@ -10,9 +10,9 @@ from millrace.simulation.faults import FAULTS
 from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import EVENTS, play
 
-SEEDS = 100
+SEEDS = 60
 MANY_S = 600
-"""Seconds for a test that plays a hundred schedules, some of which take two."""
+"""Seconds for a test that plays many schedules, some of which take two."""
 
 
 @pytest.mark.timeout(MANY_S)
