@@ -2,8 +2,8 @@
 
 What is asked for is read before all else. While there is room for more, what streams and running tasks will ask for
 next is read ahead of them, and behind that what the tasks need that were announced to come. Ahead or not, a range is
-read by the same request, and who asks for one that was never announced has it read at once: so announcements decide
-when bytes are read, never which.
+read by the same request. Who asks gets what was read ahead for the same task, never what another one will ask for, and
+has at once read what was not: so announcements decide when bytes are read, never which, and never how often.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ Request = Callable[[Entry, Callable[[], bool], Callable[[bool], None]], bytes]
 
 STREAM, TASK, COMING = range(3)
 """Ranks of queues: an open stream's, a running task's, an announced task's."""
-_ASKING, _NOBODY = -1, 3
 
 _LOOK_S = 1.0
 clock = time.perf_counter
@@ -94,19 +93,31 @@ class Queue:
         feed: the entries.
         most: entries to come that are worth knowing.
         key: of a task: its owner and name.
+        before: queue of the same reads, from which this one takes over what it has begun: of a stream the queue of the
+            task that reads it, of a running task that of its announcement; None: there is none.
 
     Attributes:
         live: what it is of runs.
     """
 
-    def __init__(self, account: ReadAccount, rank: int, feed: Feed, most: int, key: Key = ()) -> None:
+    def __init__(
+        self, account: ReadAccount, rank: int, feed: Feed, most: int, key: Key = (), before: Queue | None = None
+    ) -> None:
         self.account, self.rank, self.key, self.live = account, rank, key, rank != COMING
+        self.before = before
         self._feed: Feed | None = feed
         self._most, self._bytes = most, 0
         self.coming: deque[Entry] = deque()
         self.begun: dict[ScheduledRead, None] = {}
         self.held = 0
         self.passed: Counter[Entry] = Counter()
+
+    def line(self) -> Iterator[Queue]:
+        """Go through this queue and those before it."""
+        queue: Queue | None = self
+        while queue is not None:
+            yield queue
+            queue = queue.before
 
     @property
     def wants_more(self) -> bool:
@@ -134,7 +145,7 @@ class Queue:
         return entry
 
     def pass_over(self, entry: Entry) -> None:
-        """Leave out an entry once, as somebody else has begun to read it."""
+        """Leave out an entry once, as it is read for another queue of the line, or was asked for."""
         if self.coming and self.coming[0] == entry:
             self.next()
         elif self.rank != STREAM:
@@ -197,22 +208,22 @@ class ReadScheduler:
         with self._lock:
             if (announced := self._expected.get((account, owner, *key))) is not None:
                 announced.live = True
-            queue = self._queue(account, TASK, feed, (owner, *key))
+            queue = self._queue(account, TASK, feed, (owner, *key), announced)
             account.tasks[queue.key] += 1
             self._running.append(queue)
             self._begin_more()
         return queue
 
-    def begin_stream(self, account: ReadAccount, feed: Feed) -> Queue:
-        """Begin a stream that will ask for these entries; leave what is returned."""
+    def begin_stream(self, account: ReadAccount, feed: Feed, task: Queue | None) -> Queue:
+        """Begin a stream that will ask for these entries, for ``task`` if it was announced; leave what is returned."""
         with self._lock:
-            queue = self._queue(account, STREAM, feed)
+            queue = self._queue(account, STREAM, feed, before=task)
             self._running.append(queue)
             self._begin_more()
         return queue
 
-    def _queue(self, account: ReadAccount, rank: int, feed: Feed, key: Key = ()) -> Queue:
-        queue = Queue(account, rank, feed, 2 * self._state.most, key)
+    def _queue(self, account: ReadAccount, rank: int, feed: Feed, key: Key = (), before: Queue | None = None) -> Queue:
+        queue = Queue(account, rank, feed, 2 * self._state.most, key, before)
         queue.top_up()
         return queue
 
@@ -281,43 +292,27 @@ class ReadScheduler:
         if queue.passed[entry]:
             queue.passed[entry] -= 1
             return True
-        for read in self._ahead.get(entry, ()):
-            if read.queue is not None and read.queue.live and read.queue.rank > queue.rank:
-                self._hand_over(read, queue)
-                return True
-        read = ScheduledRead(queue.account, entry, self._round, queue)
-        if not self._launch(read):
-            queue.coming.appendleft(entry)
-            return False
+        before = list(queue.line())[1:]
+        read = self._begun(before, entry)
+        if read is None:
+            read = ScheduledRead(queue.account, entry, self._round, queue)
+            if not self._launch(read):
+                queue.coming.appendleft(entry)
+                return False
+            self._ahead.setdefault(entry, []).append(read)
+        _pass_over(before, entry, read)
+        if read.queue is not queue and read.queue is not None:
+            del read.queue.begun[read]
+            read.queue.held -= entry.bytes
+            read.queue = queue
         queue.begun[read] = None
         queue.held += entry.bytes
-        self._ahead.setdefault(entry, []).append(read)
-        self._pass_over(queue.account, entry, queue.rank, None)
         return True
 
-    def _hand_over(self, read: ScheduledRead, queue: Queue) -> None:
-        """Hand a read that was begun for one queue to another one, whose turn is earlier."""
-        assert read.queue is not None
-        read.queue.begun.pop(read, None)
-        read.queue.held -= read.entry.bytes
-        self._pass_over(queue.account, read.entry, queue.rank, read.queue)
-        queue.begun[read] = None
-        queue.held += read.entry.bytes
-        read.queue = queue
-
-    def _pass_over(self, account: ReadAccount, entry: Entry, rank: int, before: Queue | None) -> None:
-        """Have the queues leave out an entry whose read has gone to one of ``rank``, or to who asked for it.
-
-        Args:
-            account: of the source.
-            entry: the entry.
-            rank: of the queue that has the read from now on.
-            before: queue that had it, from which on those that run have left it out; None: none.
-        """
-        until = before.rank if before is not None and before.live else _NOBODY
-        for queue in (*self._running, *self._expected.values()):
-            if queue.account is account and queue.live and rank < queue.rank < until:
-                queue.pass_over(entry)
+    def _begun(self, line: Iterable[Queue], entry: Entry) -> ScheduledRead | None:
+        """Find the read of ``entry`` that was begun for the first possible queue of ``line``."""
+        ahead = self._ahead.get(entry, ())
+        return next((read for queue in line for read in ahead if read.queue is queue), None)
 
     def _launch(self, read: ScheduledRead, *, second: bool = False) -> bool:
         account = read.account
@@ -402,28 +397,36 @@ class ReadScheduler:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    def claim(self, account: ReadAccount, entry: Entry) -> ScheduledRead:
-        """Take the read of ``entry``, which is begun by now if it was not before; then wait for it, or drop it."""
+    def claim(self, account: ReadAccount, entry: Entry, queue: Queue | None = None) -> ScheduledRead:
+        """Take the read of ``entry``, which is begun by now if it was not before; then wait for it, or drop it.
+
+        Args:
+            account: of the source.
+            entry: what is asked for.
+            queue: of the stream or running task that asks; None: nobody announced that it would.
+        """
         with self._lock:
-            if ahead := self._ahead.get(entry):
-                read = min(
-                    ahead, key=lambda each: (each.account is not account, each.queue is None or not each.queue.live)
-                )
-                self._detach(read)
-                return read
-            self._pass_over(account, entry, _ASKING, None)
-            read = ScheduledRead(account, entry, self._round)
-            self._due.append(read)
-            self._begin_more()
+            if (read := self._take(entry, queue)) is None:
+                read = ScheduledRead(account, entry, self._round)
+                self._due.append(read)
+                self._begin_more()
             return read
 
-    def pass_over(self, account: ReadAccount, entry: Entry) -> None:
-        """Have ``entry`` not read, or dropped, as its stream needs nothing of it."""
+    def pass_over(self, entry: Entry, queue: Queue) -> None:
+        """Have ``entry`` not read, or dropped, as the stream of ``queue`` needs nothing of it."""
         with self._lock:
-            if ahead := self._ahead.get(entry):
-                self.drop(min(ahead, key=lambda each: each.queue is None or not each.queue.live))
-            else:
-                self._pass_over(account, entry, _ASKING, None)
+            if (read := self._take(entry, queue)) is not None:
+                self.drop(read)
+
+    def _take(self, entry: Entry, queue: Queue | None) -> ScheduledRead | None:
+        """Take what was read ahead for ``queue`` out of it, and have the queues of its line not read it again."""
+        if queue is None:
+            return None
+        read = self._begun(queue.line(), entry)
+        _pass_over(queue.line(), entry, read)
+        if read is not None:
+            self._detach(read)
+        return read
 
     def _detach(self, read: ScheduledRead) -> None:
         """Take a read out of its queue, so that nobody else asks for it."""
@@ -432,7 +435,6 @@ class ReadScheduler:
             return
         queue.begun.pop(read, None)
         queue.held -= read.entry.bytes
-        self._pass_over(read.account, read.entry, _ASKING, queue)
         self._ahead[read.entry].remove(read)
         if not self._ahead[read.entry]:
             del self._ahead[read.entry]
@@ -498,3 +500,11 @@ class ReadScheduler:
             for queue in (*self._expected.values(), *self._running):
                 queue.end()
             self._expected.clear()
+
+
+def _pass_over(line: Iterable[Queue], entry: Entry, read: ScheduledRead | None) -> None:
+    """Have the queues of ``line`` leave out ``entry``, up to that for which its ``read`` was begun."""
+    for queue in line:
+        if read is not None and queue is read.queue:
+            return
+        queue.pass_over(entry)

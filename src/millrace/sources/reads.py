@@ -10,6 +10,7 @@ entries and gives bytes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -38,6 +39,12 @@ class ReadMeter(threading.local):
     """
 
     waited_s = reading_s = cpu_s = 0.0
+
+
+class _Asker(threading.local):
+    """For which queue this thread asks; None: for none that was announced."""
+
+    queue: Queue | None = None
 
 
 def is_far(location: str) -> bool:
@@ -75,12 +82,13 @@ class Reads:
         self._scheduler = ReadScheduler(start, request or self._requests.read, chosen)
         self.account = ReadAccount(budget)
         self.meter = ReadMeter()
+        self._asker = _Asker()
 
     def part(self, budget: int) -> Reads:
         """Make the reads of one source, which are bounded and counted on their own."""
         part = object.__new__(Reads)
         part._start, part._requests, part._scheduler = self._start, self._requests, self._scheduler
-        part.meter = self.meter
+        part.meter, part._asker = self.meter, self._asker
         part.account = ReadAccount(budget)
         return part
 
@@ -103,9 +111,9 @@ class Reads:
         if not any(far):
             return [_at_hand(entry) for entry in entries]
         if len(entries) == 1:
-            return self._take(entries)
+            return self._take(entries, self._asker.queue)
         asked = joined(entry for entry, away in zip(entries, far, strict=True) if away)
-        found = dict(zip(asked, self._take(asked), strict=True))
+        found = dict(zip(asked, self._take(asked, self._asker.queue), strict=True))
         within = {entry.location: list[Entry]() for entry in asked}
         for entry in asked:
             within[entry.location].append(entry)
@@ -114,9 +122,9 @@ class Reads:
             for entry, away in zip(entries, far, strict=True)
         ]
 
-    def _take(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Read entries that are far away."""
-        claimed = [self._scheduler.claim(self.account, entry) for entry in entries]
+    def _take(self, entries: Sequence[Entry], queue: Queue | None) -> list[bytes]:
+        """Read entries that are far away, for the stream or task of ``queue``."""
+        claimed = [self._scheduler.claim(self.account, entry, queue) for entry in entries]
         found: list[bytes] = []
         try:
             for read in claimed:
@@ -182,7 +190,7 @@ class Reads:
 
     def announce(self, owner: Hashable, key: Key, feed: Feed) -> AnnouncedReads:
         """Begin a task that will ask for these entries, in this order; close what is returned."""
-        return AnnouncedReads(self._scheduler, self._scheduler.begin_task(self.account, owner, key, feed))
+        return AnnouncedReads(self._scheduler, self._scheduler.begin_task(self.account, owner, key, feed), self._asker)
 
     def close(self) -> None:
         """Begin no more reads, and give up those that wait to be made again."""
@@ -199,8 +207,17 @@ class Reads:
 class AnnouncedReads:
     """Announced reads of a running task; a context manager that lets go of what nobody asked for."""
 
-    def __init__(self, scheduler: ReadScheduler, queue: Queue) -> None:
-        self._scheduler, self._queue = scheduler, queue
+    def __init__(self, scheduler: ReadScheduler, queue: Queue, asker: _Asker) -> None:
+        self._scheduler, self._queue, self._asker = scheduler, queue, asker
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Have what this thread asks for in the body be what was announced."""
+        before, self._asker.queue = self._asker.queue, self._queue
+        try:
+            yield
+        finally:
+            self._asker.queue = before
 
     def go_on(self) -> None:
         """Look further ahead, if what is known is running out; on the thread that runs the task."""
@@ -258,16 +275,17 @@ class _FarStream(storage.Stream):
             entry = entry._replace(stop=size, size=size)
         self._reads, self._entry, self._most = reads, entry, block_bytes
         self._whole: io.BufferedReader | None = None
+        self._task = reads._asker.queue  # noqa: SLF001 - this class is part of it
         self._queue: Queue | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Begin at the start of the range."""
         self._leave()
-        scheduler, account = self._reads._scheduler, self._reads.account  # noqa: SLF001 - this class is part of it
+        scheduler, account = self._reads._scheduler, self._reads.account  # noqa: SLF001 - as above
         self._blocks = self._reads.blocks(self._entry, self._most)
         self._block, self._data = self._entry.part(self._entry.start, self._entry.start), memoryview(b"")
-        self._queue = scheduler.begin_stream(account, self._reads.blocks(self._entry, self._most))
+        self._queue = scheduler.begin_stream(account, self._reads.blocks(self._entry, self._most), self._task)
 
     def _leave(self) -> None:
         if self._queue is not None:
@@ -297,18 +315,18 @@ class _FarStream(storage.Stream):
 
     def _read_block(self) -> None:
         """Read the block that the position lies in."""
-        scheduler, account = self._reads._scheduler, self._reads.account  # noqa: SLF001 - as above
+        scheduler = self._reads._scheduler  # noqa: SLF001 - as above
         assert self._queue is not None
         scheduler.top_up(self._queue)
         self._data = memoryview(b"")  # makes room before the next one comes
         for block in self._blocks:
             if block.stop > self.at:
                 break
-            scheduler.pass_over(account, block)
+            scheduler.pass_over(block, self._queue)
         else:
             raise AssertionError("the position lies within the range")
         try:
-            (data,) = self._reads._take([block])  # noqa: SLF001 - as above
+            (data,) = self._reads._take([block], self._queue)  # noqa: SLF001 - as above
         except NoRangesError:
             if self._entry.start:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from millrace.errors import SourceError
 from millrace.policies import read_hedging
 from millrace.sources import read_scheduler
-from millrace.sources.reads import Reads, joined
+from millrace.sources.reads import AnnouncedReads, Reads, joined
 from millrace.sources.store_requests import Entry
 from millrace.sources.stores import NoRangesError
 
@@ -26,6 +27,13 @@ def entry(number: int, size: int = SIZE) -> Entry:
 
 def feed(*numbers: int) -> Iterator[Entry]:
     return map(entry, numbers)
+
+
+@contextlib.contextmanager
+def announced(reads: Reads, owner: object, key: tuple[int, int], entries: Iterator[Entry]) -> Iterator[AnnouncedReads]:
+    """Announce what is asked for in the body."""
+    with reads.announce(owner, key, entries) as begun, begun.asking():
+        yield begun
 
 
 class Store:
@@ -69,7 +77,7 @@ class Immediately(list[Callable[[], None]]):
 
 def test_reads_are_under_way_before_they_are_asked_for() -> None:
     store = Store(chosen=3)
-    with store.reads.announce(None, (0, 0), feed(5, 6, 7, 8, 9)):
+    with announced(store.reads, None, (0, 0), feed(5, 6, 7, 8, 9)):
         assert len(store.waiting) == 3
         assert store.fetch(5, 6) == [5, 6]
         assert store.fetch(7, 8, 9) == [7, 8, 9]
@@ -81,7 +89,7 @@ def test_reads_are_under_way_before_they_are_asked_for() -> None:
 
 def test_no_more_bytes_are_held_than_there_is_room_for() -> None:
     store = Store(budget=25)
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3, 4)):
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3, 4)):
         assert len(store.waiting) == 2
         store.go(2)
         assert not store.waiting, "what lies ready counts too"
@@ -91,7 +99,7 @@ def test_no_more_bytes_are_held_than_there_is_room_for() -> None:
 
 def test_an_element_larger_than_all_is_read_when_it_is_due() -> None:
     store = Store(budget=5)
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3)):
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3)):
         assert not store.waiting
         assert store.fetch(1, 2, 3) == [1, 2, 3]
     assert store.asked == [1, 2, 3]
@@ -100,18 +108,18 @@ def test_an_element_larger_than_all_is_read_when_it_is_due() -> None:
 def test_what_comes_next_is_read_when_what_runs_has_enough() -> None:
     store = Store(chosen=4)
     store.reads.expect(None, [((0, 1), feed(11, 12, 13)), ((0, 2), feed(21, 22))])
-    with store.reads.announce(None, (0, 0), feed(1, 2)):
+    with announced(store.reads, None, (0, 0), feed(1, 2)):
         store.fetch(1, 2)
     store.go(len(store.waiting))
     assert store.asked[:4] == [11, 12, 13, 21], "what was announced first had all four places"
-    with store.reads.announce(None, (0, 1), feed(11, 12, 13)):
+    with announced(store.reads, None, (0, 1), feed(11, 12, 13)):
         assert store.fetch(11, 12, 13) == [11, 12, 13]
     assert sorted(store.asked) == [1, 2, 11, 12, 13, 21, 22], "nothing was read twice"
 
 
 def test_what_runs_goes_before_what_comes() -> None:
     store = Store(chosen=2)
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3)):
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3)):
         store.reads.expect(None, [((0, 1), feed(11, 12))])
         store.go(4)
         assert store.asked == [1, 2, 3, 11]
@@ -132,7 +140,7 @@ def test_who_announces_anew_takes_back_what_was_announced_before() -> None:
 def test_a_task_that_asks_for_something_else_is_served_all_the_same() -> None:
     store = Store(chosen=2)
     store.reads.expect(None, [((0, 1), feed(11, 12, 13))])
-    with store.reads.announce(None, (0, 1), feed(31, 32)):
+    with announced(store.reads, None, (0, 1), feed(31, 32)):
         assert store.fetch(31, 32, 40, 41) == [31, 32, 40, 41]
 
 
@@ -150,7 +158,7 @@ def test_two_tasks_at_once_share_what_may_be_under_way() -> None:
 
 def test_an_error_comes_where_it_belongs_and_the_rest_goes_on() -> None:
     store = Store(chosen=4, bad=2)
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3)):
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3)):
         store.go(3)
         assert store.fetch(1) == [1]
         with pytest.raises(SourceError, match="no 2"):
@@ -161,9 +169,9 @@ def test_an_error_comes_where_it_belongs_and_the_rest_goes_on() -> None:
 
 def test_who_leaves_early_begins_no_more() -> None:
     store = Store(chosen=1)
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3)) as announced:
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3)) as begun:
         assert store.fetch(1) == [1]
-    announced.close()
+    begun.close()
     store.go(len(store.waiting))
     assert not store.waiting
     store.reads.expect(None, [((0, 1), feed(11, 12))])
@@ -195,7 +203,7 @@ def test_what_depends_on_a_read_is_asked_for_when_that_has_come() -> None:
 
 def test_the_time_that_reads_take_is_told() -> None:
     store = Store()
-    with store.reads.announce(None, (0, 0), feed(1, 2)):
+    with announced(store.reads, None, (0, 0), feed(1, 2)):
         assert store.fetch(1, 2) == [1, 2]
     assert store.reads.meter.reading_s > 0
     assert store.reads.meter.waited_s >= 0
@@ -220,7 +228,7 @@ def test_what_no_thread_can_be_started_for_is_read_by_who_asks(left: int, monkey
     monkeypatch.setattr(read_scheduler, "_LOOK_S", 0.0)
     store = Exhausted(left)
     found = []
-    with store.reads.announce(None, (0, 0), feed(1, 2, 3, 4, 5)):
+    with announced(store.reads, None, (0, 0), feed(1, 2, 3, 4, 5)):
         for number in range(1, 6):
             store.go(len(store.waiting))
             found.append(int(store.reads.fetch([entry(number)])[0]))
@@ -272,7 +280,7 @@ def test_requests_that_were_under_way_together_slow_the_rest_down_once() -> None
     store = Store()
     store.request = slow_down(store.request)  # type: ignore[method-assign]
     store.reads._scheduler._request = store.request
-    with store.reads.announce(None, (0, 0), feed(*range(40))):
+    with announced(store.reads, None, (0, 0), feed(*range(40))):
         assert store.reads.in_flight.level == 16
         store.go(16)
         assert store.reads.in_flight.level == 8
@@ -333,13 +341,27 @@ def test_a_stream_reads_what_the_file_has_wherever_it_is_sought(places: list[tup
     assert store.reads.account.held == 0
 
 
+def test_of_two_that_read_the_same_neither_takes_what_is_read_for_the_other() -> None:
+    """Else the other's would be read once more, and let fall, if it came first to its end."""
+    store = Store()
+    store.waiting = Immediately()
+    one = store.reads.announce("a", (0, 0), feed(1, 2, 3))
+    other = store.reads.announce("a", (0, 0), feed(3, 4))
+    with other, other.asking():
+        assert store.fetch(3, 4) == [3, 4]
+    with one, one.asking():
+        assert store.fetch(1, 2, 3) == [1, 2, 3]
+    assert store.asked == [1, 2, 3, 3, 4]
+    assert store.reads.account.held == 0
+
+
 def test_a_stream_takes_what_was_announced() -> None:
     store = Ranges()
     ahead = list(store.reads.blocks(LISTED))
     store.reads.expect(None, [((0, 0), iter(ahead))])
     before = len(store.asked)
     assert before > 1
-    with store.reads.announce(None, (0, 0), iter(ahead)), store.reads.open(LISTED) as stream:
+    with announced(store.reads, None, (0, 0), iter(ahead)), store.reads.open(LISTED) as stream:
         assert stream.read() == FILE
     assert sorted(store.asked) == sorted(ahead), "each once"
 
@@ -390,13 +412,15 @@ def test_whatever_was_announced_who_asks_gets_what_is_there(data: st.DataObject)
         elif step == "end" and running:
             running.pop(data.draw(st.integers(0, len(running) - 1))).close()
         elif step == "ask":
+            who = data.draw(st.sampled_from([None, *running]))
             for asked in data.draw(st.lists(st.sampled_from(blocks), max_size=4)):
-                assert store.reads.fetch([asked]) == [FILE[asked.start : asked.stop]]
+                with contextlib.nullcontext() if who is None else who.asking():
+                    assert store.reads.fetch([asked]) == [FILE[asked.start : asked.stop]]
         elif step == "open":
             with store.reads.open(LISTED) as stream:
                 assert stream.read(200_000) == FILE[:200_000]
-    for announced in running:
-        announced.close()
+    for each in running:
+        each.close()
     for owner in "ab":
         store.reads.expect(owner, [])
     assert (store.reads.account.held, store.reads.account.under_way) == (0, 0)
@@ -407,7 +431,7 @@ def test_whatever_was_announced_who_asks_gets_what_is_there(data: st.DataObject)
 def test_what_runs_is_still_announced_when_only_what_comes_is() -> None:
     store = Store(chosen=4)
     store.reads.expect("a", [((0, 1), feed(1, 2, 3, 4, 5, 6)), ((0, 2), feed(11, 12))])
-    with store.reads.announce("a", (0, 1), feed(1, 2, 3, 4, 5, 6)):
+    with announced(store.reads, "a", (0, 1), feed(1, 2, 3, 4, 5, 6)):
         for number in range(1, 7):
             assert store.fetch(number) == [number]
             store.reads.expect("a", [((0, 2), feed(11, 12))])

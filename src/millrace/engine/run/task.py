@@ -6,7 +6,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +33,7 @@ from millrace.planning.plan import Task
 from millrace.planning.random_keys import derive
 from millrace.planning.units import UnitMap
 from millrace.sources.read_scheduler import Feed as Entries
-from millrace.sources.reads import Reads
+from millrace.sources.reads import AnnouncedReads, Reads
 from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ class NodeContext(Context):
         self._node = task.units.graph.nodes[number]
         self._key = task.units.graph.keys[number]
         self._label = str(self._node)
+        self._announced: AnnouncedReads | None = None
 
     @property
     def label(self) -> str:
@@ -360,15 +361,17 @@ class NodeContext(Context):
         task = self._task
         assert self.reads is not None
         with self.reads.announce(task.owner, (task.epoch, task.task.index), entries) as announced:
+            self._announced = announced
             task.stops[announced.close] = None
             try:
                 yield announced.go_on
             finally:
                 task.stops.pop(announced.close, None)
+                self._announced = None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Account for the time of what is read in the body."""
+        """Account for the time of what is read in the body, for what was announced."""
         reads, measure = self.reads, self._task.measures[self._number]
         if reads is None:
             yield
@@ -376,7 +379,8 @@ class NodeContext(Context):
         meter = reads.meter
         waited_s, reading_s, cpu_s = meter.waited_s, meter.reading_s, meter.cpu_s
         try:
-            yield
+            with nullcontext() if self._announced is None else self._announced.asking():
+                yield
         finally:
             measure.idle_s += meter.waited_s - waited_s
             measure.threads_s += meter.reading_s - reading_s
