@@ -54,18 +54,25 @@ actions = st.tuples(st.sampled_from(["enter", "spoke", "let_in", "leave", "overd
 
 @given(st.lists(actions, max_size=200))
 def test_bounds_hold_whatever_happens(steps):
+    """Who was let in comes again when it has left, or its time was over: not before."""
     lobby = Lobby[int](5.0, 3, 7)
     there: dict[int, str] = {}
+    known = set[int]()
     for now, (what, peer) in enumerate(steps):
-        if what == "enter" and peer not in there:
+        if what == "enter" and peer not in there and peer not in known:
             gone = lobby.enter(peer, str(peer % 4), now)
             there.pop(-1 if gone is None else gone, None)
             there[peer] = str(peer % 4)
         elif what == "overdue":
             for late in lobby.overdue(now):
                 there.pop(late, None)
+                known.discard(late)
         elif what != "enter":
             getattr(lobby, what)(peer)
+            if what == "let_in" and peer in there:
+                known.add(peer)
+            elif what == "leave":
+                known.discard(peer)
             if what != "spoke":
                 there.pop(peer, None)
         assert len(lobby) == len(there) <= 7
