@@ -20,7 +20,7 @@ from millrace.graph.nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.listing import expand
-from millrace.sources.read_scheduler import Feed
+from millrace.sources.read_queues import Feed
 from millrace.sources.reads import Reads, joined
 from millrace.sources.rows import to_rows
 from millrace.sources.source import ListingProgress, ignore_progress

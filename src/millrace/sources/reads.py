@@ -19,7 +19,8 @@ from typing import Any, Self
 from millrace.planning import byte_ranges
 from millrace.policies.read_concurrency import InFlight
 from millrace.sources import storage
-from millrace.sources.read_scheduler import Feed, Key, Queue, ReadAccount, ReadScheduler, Request, ScheduledRead, clock
+from millrace.sources.read_queues import Feed, Key, Queue, ReadAccount, ScheduledRead
+from millrace.sources.read_scheduler import ReadScheduler, Request, clock
 from millrace.sources.store_requests import Entry, StoreRequests
 from millrace.sources.stores import NoRangesError
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.planning.split_table import Split, SplitTable
-from millrace.sources.read_scheduler import Feed
+from millrace.sources.read_queues import Feed
 from millrace.sources.reads import Reads
 
 ListingProgress = Callable[[int], None]

@@ -13,7 +13,7 @@ from millrace.engine.run.task import RunningTask
 from millrace.graph import nodes as g
 from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import Task
-from millrace.sources.read_scheduler import Feed as Entries
+from millrace.sources.read_queues import Feed as Entries
 from millrace.sources.source import StoredSource
 
 if TYPE_CHECKING:

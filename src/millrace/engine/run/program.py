@@ -34,7 +34,7 @@ from millrace.planning.units import UnitMap
 from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
-from millrace.sources.read_scheduler import ReadAccount
+from millrace.sources.read_queues import ReadAccount
 from millrace.sources.reads import Reads
 from millrace.sources.source import (
     ListingProgress,

@@ -17,7 +17,7 @@ from millrace.engine.run.index_streams import Array, Feed
 from millrace.errors import ElementError, ElementTooLargeError, SourceCorruptError
 from millrace.planning.orders import runs
 from millrace.planning.split_table import Split, SplitTable
-from millrace.sources.read_scheduler import Feed as Entries
+from millrace.sources.read_queues import Feed as Entries
 from millrace.sources.source import PositionSource, SequentialSource, StoredSource
 from millrace.sources.store_requests import Entry
 

@@ -32,7 +32,7 @@ from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
 from millrace.planning.random_keys import derive
 from millrace.planning.units import UnitMap
-from millrace.sources.read_scheduler import Feed as Entries
+from millrace.sources.read_queues import Feed as Entries
 from millrace.sources.reads import AnnouncedReads, Reads
 from millrace.sources.source import PositionSource, SequentialSource
 
