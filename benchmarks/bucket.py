@@ -12,6 +12,7 @@ store, the libraries and the disk are not.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -70,7 +71,9 @@ def environment_of(name: str, folder: str) -> str:
         libraries = sysconfig.get_path("purelib", vars={"base": place, "platbase": place})
         with open(os.path.join(libraries, "zz-shared.pth"), "w") as file:
             file.write(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        # The torch that is there: another one may bring gigabytes of CUDA libraries with it.
+        torch = f"torch=={importlib.metadata.version('torch')}"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", torch, *packages], check=True)
         with open(done, "w") as file:
             file.write(" ".join(packages))
     return python
