@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millrace.errors import CacheError
 from millrace.frameworks.torch import prefetcher
 from millrace.frameworks.torch.prefetcher import FetchThreads, Prefetcher
 
@@ -142,3 +143,17 @@ def test_as_many_are_fetched_at_a_time_as_pay_where_the_loop_waits(monkeypatch, 
         far.let.release()
     for thread in fetching._threads:
         thread.join(PATIENCE_S)
+
+
+def test_a_cache_that_is_closed_while_it_is_filled_ends_the_threads():
+    far: Any = Far(0.0)
+    fetching = FetchThreads(far, None)
+    far.missed_s = lambda: (_ for _ in ()).throw(CacheError("this SampleCache was closed"))
+    fetching.ask(range(200), 200)
+    far.begin(16)
+    for _ in range(200):
+        far.let.release()
+    for thread in fetching._threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert fetching.forget() == []

@@ -18,7 +18,7 @@ from typing import IO, Literal
 import numpy as np
 
 from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, spawn
-from millrace.errors import ShippingError
+from millrace.errors import CacheError, ShippingError
 from millrace.frameworks.torch.cached_dataset import CachedDataset
 from millrace.functions.bundles import pack
 from millrace.policies import read_concurrency
@@ -94,7 +94,10 @@ class FetchThreads:
             with self._changed:
                 self._fetching -= 1
                 if fetched and number == self._round and not self._closed:
-                    self._learn(clock(), began)
+                    try:
+                        self._learn(clock(), began)
+                    except CacheError:  # it was closed before its sampler was
+                        self.close()
 
     def _learn(self, now: float, began: float) -> None:
         """Note a fetch; after a round of them, let more or fewer go on at a time."""
