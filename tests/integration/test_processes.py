@@ -362,4 +362,5 @@ def test_a_machine_that_cannot_start_all_of_them_starts_none_and_goes_on_from_th
             await cluster.close()
 
     asyncio.run(story())
-    assert [process.returncode for process in started] == [0, 0]
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started), "those that had been started are ended"
