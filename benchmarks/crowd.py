@@ -26,6 +26,7 @@ from millrace.protocol.reports import LaneReport, NodeMeasure
 from millrace.version import __version__
 from millrace.wire.auth import OWN
 from millrace.wire.control import blob_transfer, rpc
+from millrace.wire.control.challenges import CHALLENGE, Challenged, Headers, Prover
 from millrace.wire.own_token import resolve
 
 ELEMENTS = 1_000_000
@@ -77,7 +78,7 @@ class Peer:
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         options = (*rpc.OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         self.channel = grpc.aio.insecure_channel(address, options=options)
-        self._metadata = rpc.metadata_of(resolve(address, None)[0])
+        self._prover = Prover(resolve(address, None)[0])
 
     def send(self, message: Any) -> None:
         """Queue it."""
@@ -85,7 +86,8 @@ class Peer:
 
     async def converse(self) -> None:
         """Opens the session, and carries what is said until it breaks."""
-        call = self.channel.stream_stream(rpc.SESSION_METHOD)(metadata=self._metadata)
+        await self._prove()
+        call = self.channel.stream_stream(rpc.SESSION_METHOD)(metadata=self._headers(rpc.SESSION_METHOD))
         writer = asyncio.create_task(self._write(call))
         try:
             while (encoded := await call.read()) is not grpc.aio.EOF:
@@ -103,12 +105,26 @@ class Peer:
 
     async def ask(self, name: str, request: Any) -> Any:
         """Answer of a call."""
-        call = self.channel.stream_stream(rpc.CALL_PREFIX + name)(metadata=self._metadata)
+        await self._prove()
+        return msgspec.msgpack.decode(await self._ask(name, request))
+
+    def _headers(self, method: str) -> Headers:
+        return (*rpc.IDENTITY, *self._prover.headers(method))
+
+    async def _prove(self) -> None:
+        if not self._prover.challenged:
+            asked = self._prover.ask()
+            answer = await self._ask(CHALLENGE, asked)
+            self._prover.accept(asked, msgspec.msgpack.decode(answer, type=Challenged))
+
+    async def _ask(self, name: str, request: Any) -> bytes:
+        method = rpc.CALL_PREFIX + name
+        call = self.channel.stream_stream(method)(metadata=self._headers(method))
         await call.write(rpc.encode(request))
         await call.done_writing()
         reply = await call.read()
         await call.read()
-        return msgspec.msgpack.decode(reply)
+        return bytes(reply)
 
     async def put(self, data: bytes) -> str:
         """Gives the dispatcher a blob, unless it has it; returns its digest."""

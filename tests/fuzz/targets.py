@@ -21,7 +21,15 @@ from millrace.control.state.settings import Settings
 from millrace.control.state.state import State
 from millrace.dispatcher.journal_file import decode_events
 from millrace.elements import codec
-from millrace.errors import CacheError, CodecError, ProtocolError, ShippingError, VersionMismatchError
+from millrace.errors import (
+    AuthenticationError,
+    CacheError,
+    CodecError,
+    ProtocolError,
+    ServiceUnreachableError,
+    ShippingError,
+    VersionMismatchError,
+)
 from millrace.functions import bundles
 from millrace.graph import nodes, serialize
 from millrace.message_budget import MALFORMED, check_containers
@@ -29,10 +37,14 @@ from millrace.planning.split_table import Split, files_table, pack_tables, posit
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
-from millrace.wire.control import rpc
+from millrace.protocol.caller import ADMINISTRATOR
+from millrace.wire.auth import OWN
+from millrace.wire.control import challenges, rpc
 from millrace.wire.data import data_keys, handshake
 from millrace.wire.data.fd_passing import FdChannel, Preamble
 from millrace.wire.data.frames import encode_head, receive_frame, send_frame
+from millrace.wire.token_keys import keys_of
+from millrace.wire.token_registry import TokenEntry
 
 _LIMIT = 1 << 16
 
@@ -127,6 +139,16 @@ def _greeting(data: bytes) -> None:
         with contextlib.suppress(ProtocolError):
             receive_frame(Stream(framed), decoder, limit=0, header_limit=16 << 10)
     data_keys.read_claims(data)
+
+
+_TOKEN = TokenEntry(keys_of("token"), ADMINISTRATOR)
+_SERVICE = challenges.Challenges(lambda name: _TOKEN)
+
+
+def _proof(data: bytes) -> None:
+    shown = challenges.read_proof({challenges.PROOF: data})
+    with contextlib.suppress(AuthenticationError, ServiceUnreachableError):
+        _SERVICE.check("method", OWN, shown)
 
 
 _TO_DISPATCHER = msgspec.msgpack.Decoder(msg.FromWorker | msg.FromConsumer)
@@ -271,6 +293,7 @@ TARGETS = {
     "frames": Target(_frames, _frame, (ProtocolError, VersionMismatchError, EOFError)),
     "preambles": Target(_preambles, _preamble, (ProtocolError, VersionMismatchError, EOFError)),
     "greetings": Target(_greetings, _greeting, (ProtocolError,)),
+    "proofs": Target(lambda: packed(challenges.Proof), _proof, (ProtocolError,)),
     "control messages": Target(
         lambda: packed(msg.FromWorker | msg.FromConsumer), _control, (*MALFORMED, ProtocolError)
     ),

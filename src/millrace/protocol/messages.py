@@ -34,7 +34,7 @@ from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised when a message changes in a way that an older peer would misread."""
 
 

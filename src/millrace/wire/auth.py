@@ -38,7 +38,7 @@ OWN = Identity()
 
 
 def check_token_form(token: str | None) -> None:
-    """Refuse a token that cannot travel in a header.
+    """Refuse a token that is none.
 
     Raises:
         AuthenticationError: if ``token`` is empty, has anything but printable ASCII without spaces, or is over 4 KiB.

@@ -1,6 +1,6 @@
 """Own token: the token of a user's services on one machine, drawn once, and kept where no other user can read it.
 
-Who listens on loopback without a token of its own demands this one, and who connects there without one presents it. So
+Who listens on loopback without a token of its own demands this one, and who connects there without one has it. So
 processes of one user find each other without a word, and those of others are refused.
 """
 
@@ -97,7 +97,7 @@ def _read(path: str) -> str:
 
 
 def check_listener(address: str) -> None:
-    """Refuse to tell the token to somebody else, who listens at ``address`` of this machine in a service's place.
+    """Refuse to talk to somebody else, who listens at ``address`` of this machine in a service's place.
 
     Linux says whose sockets are; elsewhere nothing is checked.
 

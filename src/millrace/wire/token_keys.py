@@ -34,12 +34,33 @@ class TokenKeys(NamedTuple):
         """Name by which the keys are found: it says nothing of the token."""
         return hashlib.sha256(b"millrace token" + self.stored).hexdigest()[:_ID_DIGITS]
 
-    def match(self, other: TokenKeys) -> bool:
-        """Whether both are of one token; takes equally long whether they are or not."""
-        return hmac.compare_digest(self.stored, other.stored) and hmac.compare_digest(self.server, other.server)
+    def server_proof(self, said: bytes) -> bytes:
+        """Prove, about what was said, to know these keys."""
+        return hmac.digest(self.server, said, "sha256")
+
+    def proven(self, proof: bytes, said: bytes) -> bool:
+        """Whether the token's holder has made a proof of what was said; takes equally long whether or not."""
+        client = _hidden(proof, hmac.digest(self.stored, said, "sha256"))
+        return hmac.compare_digest(hashlib.sha256(client).digest(), self.stored)
 
     def __str__(self) -> str:
         return f"{SCHEME}:{self.stored.hex()}:{self.server.hex()}"
+
+
+class TokenHolder:
+    """Holder of a token.
+
+    Attributes:
+        keys: that the service has of it.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._client = _client_key(token)
+        self.keys = keys_of(token)
+
+    def prove(self, said: bytes) -> bytes:
+        """Prove, about what was said, to have the token: its key, hidden from all but who has the service's keys."""
+        return _hidden(self._client, hmac.digest(self.keys.stored, said, "sha256"))
 
 
 def draw_token() -> str:
@@ -49,9 +70,16 @@ def draw_token() -> str:
 
 def keys_of(token: str) -> TokenKeys:
     """Derive the keys of a token."""
-    secret = token.encode(errors="replace")
-    client = hmac.digest(secret, b"Client Key", "sha256")
-    return TokenKeys(hashlib.sha256(client).digest(), hmac.digest(secret, b"Server Key", "sha256"))
+    server = hmac.digest(token.encode(errors="replace"), b"Server Key", "sha256")
+    return TokenKeys(hashlib.sha256(_client_key(token)).digest(), server)
+
+
+def _client_key(token: str) -> bytes:
+    return hmac.digest(token.encode(errors="replace"), b"Client Key", "sha256")
+
+
+def _hidden(key: bytes, mask: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(key, mask, strict=False))
 
 
 def parse_keys(text: str) -> TokenKeys:

@@ -85,7 +85,8 @@ def stalled(channel, size):
         sent.set()
         more.wait()
 
-    replies = stream(frames(), metadata=channel._metadata)
+    channel.connect()
+    replies = stream(frames(), metadata=channel.headers(rpc.CALL_PREFIX + "Reverse"))
     return replies, sent, more
 
 
@@ -177,6 +178,7 @@ def test_an_interrupt_as_a_call_begins_keeps_no_channel_from_closing(serving, mo
 
 
 def test_a_channel_that_closes_does_not_join_threads_whose_calls_ended_at_once(channel, monkeypatch):
+    channel.connect()
     begin, joined = channel._begun, []
 
     class Asking(threading.Thread):  # like one of TensorFlow's, which nobody may join
@@ -214,9 +216,11 @@ def test_a_request_over_the_bound_is_not_sent(channel, monkeypatch):
 
 def test_the_dispatcher_checks_the_bound_itself(channel, monkeypatch):
     monkeypatch.setattr(rpc, "MAX_CALL_BYTES", 3 << 20)
-    ask = channel._channel.stream_stream(rpc.CALL_PREFIX + "Reverse")
+    method = rpc.CALL_PREFIX + "Reverse"
+    ask = channel._channel.stream_stream(method)
+    channel.connect()
     with pytest.raises(grpc.RpcError) as caught:
-        list(ask((b"." * (1 << 20) for _ in range(10)), metadata=channel._metadata))
+        list(ask((b"." * (1 << 20) for _ in range(10)), metadata=channel.headers(method)))
     error = rpc.error_in(caught.value.trailing_metadata())
     assert isinstance(error, ProtocolError)
     assert "keep large objects in files" in str(error)

@@ -1,6 +1,7 @@
 """Who is let in, where one listens, and what happens when somebody dies."""
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -27,8 +28,11 @@ from millrace.errors import (
 )
 from millrace.protocol.messages import PROTOCOL
 from millrace.wire.auth import OWN, Identity
+from millrace.wire.control import challenges, rpc
 from millrace.wire.control import control_client as channel_module
+from millrace.wire.control.challenges import Challenged, Challenges
 from millrace.wire.control.control_client import ControlChannel
+from millrace.wire.control.control_server import ControlServer
 
 # -- who is let in -----------------------------------------------------------------------------------------------------
 
@@ -38,7 +42,7 @@ def test_tokens(serving):
         works(dispatcher.address, token="secret")
         for token in (None, "wrong"):
             with ControlChannel(dispatcher.address, token) as channel:
-                for use in (channel.connect, channel.open_session(Ping).__next__):
+                for use in (channel.connect, functools.partial(channel.open_session, Ping)):
                     with pytest.raises(AuthenticationError, match="refused the token: MILLRACE_TOKEN"):
                         use()
 
@@ -53,6 +57,69 @@ def test_strangers_are_logged_and_who_asks_whether_somebody_listens_is_not(servi
         assert "refused ipv4:127.0.0.1:" in caplog.text
 
 
+def test_whoever_listens_in_its_place_is_told_nothing_and_believed_nothing(serving, monkeypatch):
+    """It was told the token, and could give workers code."""
+    heard = []
+
+    def route(self, details):
+        heard.extend(details.invocation_metadata)
+        return real(self, details)
+
+    real = ControlServer._route
+    monkeypatch.setattr(ControlServer, "_route", route)
+    monkeypatch.setattr(Challenges, "answer", lambda self, asked: Challenged(bytes(40), bytes(32)))
+    with serving(token="another") as impostor, ControlChannel(impostor.address, "secret") as channel:
+        for use in (channel.connect, functools.partial(channel.call, "Code", None, bytes)):
+            with pytest.raises(ServiceUnreachableError, match="does not know the token, and was not told it"):
+                use()
+    assert {name for name, _ in heard if name.startswith("millrace")} == {name for name, _ in rpc.IDENTITY}
+    assert not any(b"secret" in (value if isinstance(value, bytes) else value.encode()) for _, value in heard)
+
+
+def test_whoever_takes_its_place_later_answers_nothing_for_it(serving, monkeypatch):
+    with serving(token="secret") as dispatcher, ControlChannel(dispatcher.address, "secret") as channel:
+        channel.connect()
+        kept = dispatcher.server._challenges
+        check = kept.check
+        monkeypatch.setattr(kept, "check", lambda *asked: (check(*asked)[0], ()))
+        session = channel.open_session(Ping)
+        session.send(Ping(7))
+        for use in (functools.partial(channel.call, rpc.HELLO, None, Identity), functools.partial(next, session)):
+            with pytest.raises(ServiceUnreachableError, match="does not know the token"):
+                use()
+        assert not list(session)
+
+
+def test_who_hears_a_call_cannot_make_it_again(serving):
+    with serving(token="secret") as dispatcher, ControlChannel(dispatcher.address, "secret") as channel:
+        channel.connect()
+        method = rpc.CALL_PREFIX + rpc.HELLO
+        headers = channel.headers(method)
+        hello = channel._channel.unary_stream(method)
+        assert list(hello(rpc.encode(None), metadata=headers))
+        for again in (hello, channel._channel.unary_stream(rpc.SESSION_METHOD)):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(again(rpc.encode(None), metadata=headers))
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_dispatcher_that_was_exchanged_is_proven_to_anew(serving):
+    with serving(token="secret") as dispatcher, ControlChannel(dispatcher.address, "secret") as channel:
+
+        def exchange():
+            dispatcher.server._challenges = Challenges(dispatcher.server._registry.find)
+
+        channel.connect()
+        exchange()
+        assert isinstance(channel.call(rpc.HELLO, None, Identity), Identity)
+        exchange()
+        with pytest.raises(ServiceUnreachableError, match="started again since this process was let in"):
+            next(channel.open_session(Ping))
+        with channel.open_session(Ping) as session:
+            session.send(Ping(7))
+            assert next(session) == Ping(7)
+
+
 def test_a_public_address_without_a_token(serving):
     with pytest.raises(AuthenticationError, match=r"refused to listen on 0.0.0.0:0 without a token"):
         serving("0.0.0.0:0")
@@ -61,10 +128,11 @@ def test_a_public_address_without_a_token(serving):
 
 
 def test_other_protocols_are_refused(dispatcher, monkeypatch):
-    with ControlChannel(dispatcher.address) as channel:
-        channel._metadata = (("millrace-protocol", "99"), *channel._metadata[1:])
-        with pytest.raises(VersionMismatchError, match=rf"speaks protocol {PROTOCOL} .* this process protocol 99"):
-            channel.connect()
+    monkeypatch.setattr(rpc, "IDENTITY", (("millrace-protocol", "99"), *rpc.IDENTITY[1:]))
+    monkeypatch.setattr(challenges, "OWN", Identity(99))
+    refused = pytest.raises(VersionMismatchError, match=rf"speaks protocol {PROTOCOL} .* this process protocol 99")
+    with ControlChannel(dispatcher.address) as channel, refused:
+        channel.connect()
 
 
 def test_foreign_grpc_clients_get_a_plain_status(dispatcher):

@@ -87,7 +87,7 @@ def test_taking_from_a_core(free):
 def test_sending(free):
     ready = SimpleNamespace(check_usable=lambda: None, remember_end_of=lambda call: None)
     call = SimpleNamespace(add_done_callback=lambda done: None)
-    session = ClientSession(cast("Any", ready), lambda messages: call, Any)
+    session = ClientSession(cast("Any", ready), lambda messages: call, lambda answered: None, Any)
     for _ in interrupted(lambda: session.send(b"message")):
         assert free(session._sending)
 

@@ -20,6 +20,7 @@ from millrace.message_budget import MALFORMED
 from millrace.wire.address import format_address, parse_address
 from millrace.wire.auth import Identity, check_token_form
 from millrace.wire.control import rpc
+from millrace.wire.control.challenges import CHALLENGE, Challenged, Headers, Prover
 from millrace.wire.control.fork_gate import GatedCall, forks
 from millrace.wire.own_token import check_listener, resolve
 
@@ -63,7 +64,7 @@ class ControlChannel:
                 " it is set already), or start processes with multiprocessing_context='spawn'"
             )
         self._timeout = timeout
-        self._metadata = rpc.metadata_of(token)
+        self._prover = Prover(token)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sessions: set[ClientSession] = set()
@@ -83,7 +84,8 @@ class ControlChannel:
         try:
             if self._own:  # whose it is can be seen once somebody listens
                 self._wait_for_listener()
-            return cast("Identity", self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True))
+            self._prove(self._timeout, wait=True)
+            return cast("Identity", self._ask_known(rpc.HELLO, None, Identity, self._timeout, wait=True))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self.translate(error, rpc.HELLO, self._timeout) from error
@@ -105,7 +107,7 @@ class ControlChannel:
 
     def _wait_for_listener(self) -> None:
         try:
-            self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True, token=False)
+            self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True, known=False)
         except grpc.RpcError as error:
             check_listener(self.address)
             if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
@@ -130,17 +132,24 @@ class ControlChannel:
         """
         self.check_usable()
         try:
-            return cast("T", self._ask(name, request, reply_type, timeout, wait=False))
+            return cast("T", self._ask_known(name, request, reply_type, timeout, wait=False))
         except grpc.RpcError as error:
             raise self.translate(error, name, timeout) from error
 
     def open_session(self, message: Any) -> ClientSession:
-        """Open a stream of messages; those of the dispatcher are decoded as type ``message``."""
+        """Open a stream of messages; those of the dispatcher are decoded as ``message``. Errors: :meth:`connect`."""
         self.check_usable()
         if self._own:
             check_listener(self.address)
+        if not self._prover.challenged:
+            try:
+                self._prove(self._timeout, wait=False)
+            except grpc.RpcError as error:
+                raise self.translate(error, CHALLENGE, self._timeout) from error
         stream = self._channel.stream_stream(rpc.SESSION_METHOD)
-        session = ClientSession(self, functools.partial(self._begun, stream, metadata=self._metadata), message)
+        metadata = self.headers(rpc.SESSION_METHOD)
+        start = functools.partial(self._begun, stream, metadata=metadata)
+        session = ClientSession(self, start, functools.partial(self._prover.check, metadata), message)
         with self._lock:
             self._sessions.add(session)
         return session
@@ -187,15 +196,41 @@ class ControlChannel:
         if self._closed:
             raise ServiceError(f"this ControlChannel to {self.address} is closed")
 
-    def _ask(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool, token: bool = True) -> Any:
-        if self._own and token:
+    def headers(self, method: str) -> Headers:
+        """Make the headers of one call, or session, which say who asks and prove it."""
+        return (*rpc.IDENTITY, *self._prover.headers(method))
+
+    def _prove(self, timeout: float, *, wait: bool) -> None:
+        """Have the dispatcher prove that it knows the token, so that this process can prove that it does."""
+        if self._prover.tokenless:
+            return
+        if self._own:
+            check_listener(self.address)
+        asked = self._prover.ask()
+        self._prover.accept(asked, self._ask(CHALLENGE, asked, Challenged, timeout, wait=wait, known=False))
+
+    def _ask_known(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool) -> Any:
+        """Ask as who this process is, once more if the dispatcher has been exchanged for another one meanwhile."""
+        if not self._prover.challenged:
+            self._prove(timeout, wait=wait)
+        try:
+            return self._ask(name, request, reply_type, timeout, wait=wait)
+        except grpc.RpcError as error:
+            if not rpc.is_stale(error):
+                raise
+            error.__traceback__ = None  # as in _wait_for_listener
+        self._prove(timeout, wait=wait)
+        return self._ask(name, request, reply_type, timeout, wait=wait)
+
+    def _ask(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool, known: bool = True) -> Any:
+        if self._own and known:
             check_listener(self.address)
         encoded = rpc.encode(request)
         rpc.check_call_size(len(encoded), f"the request {name}")
         path = rpc.CALL_PREFIX + name
         options = {
             "timeout": timeout,
-            "metadata": self._metadata if token else rpc.metadata_of(None),
+            "metadata": (sent := self.headers(path) if known else rpc.IDENTITY),
             "wait_for_ready": wait,
         }
         # Never in gRPC's single-threaded way: a thread that waits inside gRPC makes a child that is forked then hang.
@@ -210,6 +245,8 @@ class ControlChannel:
             for frame in replies:
                 reply += frame
                 rpc.check_call_size(len(reply), f"the reply to {name}")
+            if known:
+                self._prover.check(sent, replies.initial_metadata())
         finally:
             replies.cancel()
         try:
@@ -259,7 +296,7 @@ class ControlChannel:
     def _why_unreachable(self) -> str:
         """Try once more, without waiting, to learn what fails."""
         try:
-            self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False, token=False)
+            self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False, known=False)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 return str(error.details()).rsplit(": ", 1)[-1].strip("[] ").lower()
@@ -275,6 +312,8 @@ class ControlChannel:
     def translate(self, error: grpc.RpcError, name: str, timeout: float = 0.0) -> MillraceError:
         """Translate a gRPC status into the millrace error that it stands for."""
         code, details = error.code(), error.details()
+        if rpc.is_stale(error):
+            self._prover.forget()
         carried = rpc.error_in(error.trailing_metadata())
         if carried is not None:
             return carried
@@ -321,8 +360,11 @@ class ClientSession:
     may :meth:`send` and :meth:`close`.
     """
 
-    def __init__(self, channel: ControlChannel, start: Callable[[Iterator[bytes]], Any], message: Any) -> None:
+    def __init__(
+        self, channel: ControlChannel, start: Callable[..., Any], check: Callable[..., None], message: Any
+    ) -> None:
         self._channel = channel
+        self._check: Callable[..., None] | None = check  # until there was a message
         self._decoder = msgspec.msgpack.Decoder(message)
         # Entered again where a signal handler closes the session in the middle of its sending.
         self._sending = threading.RLock()
@@ -416,7 +458,7 @@ class ClientSession:
         """Take the next message's bytes. The caller holds ``_receiving``."""
         if not self._ended:
             try:
-                return cast("bytes", next(self._call))
+                return self._checked(next(self._call))
             except StopIteration:
                 self._ended = True
             except grpc.RpcError as error:
@@ -429,6 +471,13 @@ class ClientSession:
         if self._failure is None or self._closed:
             raise StopIteration
         raise self._failure
+
+    def _checked(self, encoded: bytes) -> bytes:
+        """Return a message, the first one if it is the service that answers."""
+        check, self._check = self._check, None
+        if check is not None:
+            check(self._call.initial_metadata())
+        return encoded
 
     def _outgoing(self) -> Iterator[bytes]:
         """Messages to send, as gRPC takes them in a thread of its own."""

@@ -18,6 +18,18 @@ from millrace.protocol.caller import Caller
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol
 from millrace.wire.control import connection_sweep, rpc
+from millrace.wire.control.challenges import (
+    CHALLENGE,
+    MOST_BYTES,
+    NOBODY,
+    PROOF,
+    Challenge,
+    Challenged,
+    Challenges,
+    Headers,
+    StaleChallengeError,
+    read_proof,
+)
 from millrace.wire.control.connection_sweep import ConnectionSweep
 from millrace.wire.control.uploads import Uploads
 from millrace.wire.own_token import resolve
@@ -58,10 +70,11 @@ class CallHandler(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Peer that was let in."""
+    """Peer that was let in, and the headers by which it knows that this is the service."""
 
     identity: Identity
     entry: TokenEntry
+    headers: Headers
 
 
 class Session:
@@ -78,7 +91,7 @@ class Session:
 
     def __init__(self, context: grpc.aio.ServicerContext, admitted: Admitted, decode: Callable[[bytes], Any]) -> None:
         self.peer: str = context.peer()
-        self.identity, self.entry = admitted
+        self.identity, self.entry = admitted.identity, admitted.entry
         self.error: MillraceError | None = None
         self._context = context
         self._decode = decode
@@ -193,8 +206,13 @@ class ControlServer:
         self._decoder = msgspec.msgpack.Decoder(message)
         self._check = check
         self._identity = Identity(owner=owner)
-        self._calls = {rpc.HELLO: CallHandler(None, self._hello), **(calls or {})}
+        self._calls = {
+            rpc.HELLO: CallHandler(None, self._hello),
+            CHALLENGE: CallHandler(Challenge, self._challenge, MOST_BYTES),
+            **(calls or {}),
+        }
         self._registry = TokenRegistry(tokens, token, worker_token)
+        self._challenges = Challenges(self._registry.find)
         self._server: grpc.aio.Server | None = None
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -248,31 +266,34 @@ class ControlServer:
 
     def _route(self, details: grpc.HandlerCallDetails) -> Any:
         """Find the handler of a stream; this runs before any of its data is read."""
-        metadata = {str(key): str(value) for key, value in details.invocation_metadata}
+        metadata = {str(key): value for key, value in details.invocation_metadata}
         return grpc.stream_stream_rpc_method_handler(self._handler(details.method, metadata))
 
-    def _handler(self, method: str, metadata: Mapping[str, str]) -> Callable[..., Awaitable[None]]:
+    def _handler(self, method: str, metadata: Mapping[str, str | bytes]) -> Callable[..., Awaitable[None]]:
+        name = method.removeprefix(rpc.CALL_PREFIX)
         try:
-            admitted = self._admit(metadata)
+            shown = None if name == CHALLENGE else read_proof(metadata)
+            identity = rpc.identity_of(metadata)
+            check_protocol(identity)  # before the proof, as another version may prove in another way who it is
+            if shown is None:
+                return functools.partial(self._serve_call, name, None)
+            admitted = Admitted(identity, *self._challenges.check(method, identity, shown))
         except MillraceError as error:
-            # Whoever asks whether somebody listens, before it tells its token, is no stranger.
-            asks = method == rpc.CALL_PREFIX + rpc.HELLO and rpc.token_of(metadata) is None
-            return functools.partial(_refuse if asks else _turn_away, error)
+            # Whoever asks whether somebody listens, before it says who it is, is no stranger.
+            asks = name == rpc.HELLO and PROOF not in metadata
+            stale = isinstance(error, StaleChallengeError) and not error.repeated
+            return functools.partial(_refuse if asks or stale else _turn_away, error)
         if method == rpc.SESSION_METHOD:
             return functools.partial(self._serve_session, admitted)
-        name = method.removeprefix(rpc.CALL_PREFIX)
         if name not in self._calls:
             return functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
-        return functools.partial(self._serve_call, name, admitted.entry.caller)
+        return functools.partial(self._serve_call, name, admitted)
 
     async def _hello(self, _: None, __: Caller) -> Identity:
         return self._identity
 
-    def _admit(self, metadata: Mapping[str, str]) -> Admitted:
-        entry = self._registry.find(rpc.token_of(metadata))
-        identity = rpc.identity_of(metadata)
-        check_protocol(identity)
-        return Admitted(identity, entry)
+    async def _challenge(self, asked: Challenge, _: Caller) -> Challenged:
+        return self._challenges.answer(asked)
 
     def expel(self) -> None:
         """Read the file of tokens again if it has changed, and end sessions whose entries went or changed."""
@@ -284,9 +305,12 @@ class ControlServer:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def _serve_call(self, name: str, caller: Caller, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_call(
+        self, name: str, admitted: Admitted | None, _: Any, context: grpc.aio.ServicerContext
+    ) -> None:
         call = self._calls[name]
-        self._known(context)
+        if admitted is not None:
+            self._known(context)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)  # a peer that sends no more ends with the server
@@ -299,7 +323,7 @@ class ControlServer:
                     request = msgspec.msgpack.decode(encoded, type=call.request)
                 except MALFORMED as error:
                     raise ProtocolError(f"the request {name} is malformed: {error}") from error
-            reply = rpc.encode(await call.handler(request, caller))
+            reply = rpc.encode(await call.handler(request, NOBODY if admitted is None else admitted.entry.caller))
             rpc.check_call_size(len(reply), f"the reply to {name}")
         except MillraceError as error:
             failure = error
@@ -307,15 +331,17 @@ class ControlServer:
             _logger.exception("call %s failed", name)
             failure = ServiceError(f"the dispatcher failed in {name}: {type(error).__name__}: {error}; see its log")
         else:
+            await context.send_initial_metadata(() if admitted is None else admitted.headers)
             for frame in rpc.cut(reply):
                 await context.write(frame)
             return
-        await _refuse(failure, None, context)
+        await (_turn_away if admitted is None else _refuse)(failure, None, context)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def _serve_session(self, admitted: Admitted, _: Any, context: grpc.aio.ServicerContext) -> None:
         self._known(context)
+        await context.send_initial_metadata(admitted.headers)
         session = Session(context, admitted, self._decode)
         self._sessions.add(session)
         writer = asyncio.create_task(session.pump())

@@ -24,6 +24,7 @@ from millrace.errors import (
 from millrace.message_budget import MALFORMED
 from millrace.protocol.messages import Failure
 from millrace.wire.auth import OWN, Identity
+from millrace.wire.control.challenges import StaleChallengeError
 from millrace.wire.error_codec import error_of, failure_of, shorten
 
 FRAME_BYTES = 1 << 20
@@ -64,6 +65,7 @@ CODES: dict[type[MillraceError], grpc.StatusCode] = {
     VersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     ServiceUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    StaleChallengeError: grpc.StatusCode.UNAUTHENTICATED,
 }
 """Status codes for tools that know gRPC but not millrace, which reads the failure. Every other error is ABORTED."""
 
@@ -105,32 +107,25 @@ def about_job(message: Any) -> str:
     return str(getattr(message if ref is None else ref, "job", ""))
 
 
-def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Headers of every stream and call: who asks, and its token."""
-    headers = (
-        ("millrace-protocol", str(OWN.protocol)),
-        ("millrace-version", OWN.version),
-        ("millrace-python", OWN.python),
-    )
-    return headers if token is None else (*headers, ("authorization", f"Bearer {token}"))
+IDENTITY = (
+    ("millrace-protocol", str(OWN.protocol)),
+    ("millrace-version", OWN.version),
+    ("millrace-python", OWN.python),
+)
+"""Headers of every stream and call that say who asks."""
 
 
-def identity_of(metadata: Mapping[str, str]) -> Identity:
+def identity_of(metadata: Mapping[str, str | bytes]) -> Identity:
     """Read the asker's identity from its headers.
 
     Raises:
         ProtocolError: it is not millrace.
     """
     try:
-        return Identity(int(metadata["millrace-protocol"]), metadata["millrace-version"], metadata["millrace-python"])
+        protocol, version, python = (str(metadata[name]) for name, _ in IDENTITY)
+        return Identity(int(protocol), version, python)
     except (KeyError, ValueError) as error:
         raise ProtocolError("the request has no valid millrace-protocol, -version and -python headers") from error
-
-
-def token_of(metadata: Mapping[str, str]) -> str | None:
-    """Read the bearer token in ``metadata``, None if there is none."""
-    scheme, _, token = metadata.get("authorization", "").partition(" ")
-    return token if scheme == "Bearer" and token else None
 
 
 def cut(encoded: bytes) -> Iterator[bytes]:
@@ -166,6 +161,12 @@ def trailers_of(error: MillraceError) -> tuple[grpc.StatusCode, str, tuple[tuple
     )
     line = failure.message.partition("\n")[0][:200]
     return CODES.get(type(error), grpc.StatusCode.ABORTED), line, ((_FAILURE_KEY, _encoder.encode(failure)),)
+
+
+def is_stale(error: grpc.RpcError) -> bool:
+    """Whether a caller was refused as the service does not know its challenge any more: it may ask for another one."""
+    unauthenticated = error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return unauthenticated and isinstance(error_in(error.trailing_metadata()), ServiceUnreachableError)
 
 
 def error_in(trailers: Iterable[tuple[str, Any]] | None) -> MillraceError | None:
