@@ -45,7 +45,8 @@ from millrace.protocol.messages import EpochBegun, JobJoined, JoinJob
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import offer, put_blob
-from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.client_session import ClientSession
+from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.data.compression import Compression
 
 BUFFER_BYTES = 256 << 20

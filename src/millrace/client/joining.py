@@ -10,7 +10,8 @@ from collections.abc import Callable
 from millrace.client.age import refused
 from millrace.errors import JobFailedError, PipelineError, ServiceUnreachableError
 from millrace.protocol.messages import JobFailed, JobJoined, JoinJob, Notice, ToConsumer
-from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.client_session import ClientSession
+from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.rpc import UnsendableError
 from millrace.wire.error_codec import error_of
 

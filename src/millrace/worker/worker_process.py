@@ -26,7 +26,8 @@ from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
-from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.client_session import ClientSession
+from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
 from millrace.wire.data.data_connection import DataServer
 from millrace.wire.error_codec import error_of, failure_of

@@ -32,7 +32,7 @@ from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.data_messages import Delivery
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, EpochEnds, JobJoined, JoinJob, StepsReady
-from millrace.wire.control.control_client import ClientSession
+from millrace.wire.control.client_session import ClientSession
 
 
 def interrupted(action, prepare=lambda: None):
