@@ -198,6 +198,7 @@ class Dataset(Operators, Viewable):
         tenant: str = "default",
         untrusted_cache: Literal["recompute", "refuse"] = "recompute",
         token: str | None = None,
+        tls: str | None = None,
         progress: bool = False,
     ) -> DistributedDataset:
         """Have a service compute this pipeline; functions that cannot travel are refused here.
@@ -229,16 +230,18 @@ class Dataset(Operators, Viewable):
             untrusted_cache: where a tenant keeps elements of this pipeline that this one may not read: make them again,
                 with a warning, or refuse the job with AccessDeniedError.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment, or on loopback this user's own.
+            tls: folder with certificates, if the service has one (``millrace tls init``); None: ``MILLRACE_TLS`` of the
+                environment.
             progress: show on standard error how fast elements come: a line that is alive, and one for each epoch.
 
         Raises:
             ShippingError: a function or object cannot travel, with the name of what holds it back.
             PipelineError: choices that contradict each other.
         """
-        chosen = {name: value for name, value in locals().items() if name not in {"self", "service", "token"}}
+        chosen = {name: value for name, value in locals().items() if name not in {"self", "service", "token", "tls"}}
         made = validation.written(type(self).distribute, service, **chosen)
         kind = pipeline_of(sharing, visitation)
-        return DistributedDataset(kind(self._source, service, token=token, made=made, **chosen))
+        return DistributedDataset(kind(self._source, service, token=token, tls=tls, made=made, **chosen))
 
     def __pipeline__(self) -> Pipeline:
         """Pipeline behind the dataset: for millrace's own use."""

@@ -19,6 +19,7 @@ MillraceError
 ├── CodecError             bytes are not an element, or an element cannot become bytes
 └── ServiceError           something between this process and the service
     ├── ServiceUnreachableError  nobody answers at the address
+    │   └── TlsError                 who answers there has no certificate for it, or only one end speaks TLS
     ├── AddressInUseError        the port is taken
     ├── VersionMismatchError     millrace or Python versions differ between the processes
     ├── AuthenticationError      no token, or the wrong one
@@ -140,6 +141,10 @@ class ServiceError(MillraceError):
 
 class ServiceUnreachableError(ServiceError, ConnectionError):
     """Nobody answered at the service's address within the time allowed, or the service is gone for good."""
+
+
+class TlsError(ServiceUnreachableError):
+    """Failure of TLS: a certificate that the other end does not trust, or an end that does not speak it."""
 
 
 class AddressInUseError(ServiceError, OSError):

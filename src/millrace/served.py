@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import threading
 import weakref
@@ -48,6 +47,7 @@ class ServedPipeline(Readable):
         service: str | None,
         *,
         token: str | None,
+        tls: str | None,
         made: str,
         **chosen: Any,
     ) -> None:
@@ -56,11 +56,9 @@ class ServedPipeline(Readable):
         self._expression = f"{pipeline}.{made}"
         self._service = service
         self._consumer_index, self._parameters = chosen_parameters(choice, pipeline, service, token)
-        if token is None and service is not None:
-            from millrace.clusters.service import token_of
+        from millrace.clusters.service import access_to
 
-            token = token_of(service)
-        self._token = token or os.environ.get("MILLRACE_TOKEN")
+        self._token, self._tls = access_to(service, token, tls)
         self._compression, self._progress = choice.compression, choice.progress
         self._sharing, self._alone = choice.sharing, False
         self._named = choice.job_name is not None and choice.sharing is None
@@ -377,7 +375,7 @@ class ServedPipeline(Readable):
         """Status of the service; see :meth:`millrace.DistributedDataset.status`."""
         from millrace.client.status_query import fetch_status
 
-        found = fetch_status(self.service_address(), self._token)
+        found = fetch_status(self.service_address(), self._token, tls=self._tls)
         own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._job]
         return {**found, "bottleneck": own[0] if own else None}
 
@@ -469,6 +467,7 @@ class ServedPipeline(Readable):
             arrays=tuple(self._memories.values()),
             consumer=consumer,
             token=self._token,
+            tls=self._tls,
             compression=self._compression,
             buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
             gone=watch(address),
@@ -497,4 +496,4 @@ class ServedPipeline(Readable):
         count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
         if not count:
             return None
-        return LocalWorkers(self.service_address(), job, count, self._token)
+        return LocalWorkers(self.service_address(), job, count, self._token, self._tls)

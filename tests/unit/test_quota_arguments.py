@@ -13,7 +13,7 @@ from millrace.clusters.service import Service
 def options(monkeypatch):
     """What the last dispatcher would be started with, as its command line reads it."""
     started: list[Any] = []
-    monkeypatch.setattr(Service, "__init__", lambda self, options, token: started.append(options))
+    monkeypatch.setattr(Service, "__init__", lambda self, options, token, tls: started.append(options))
     return lambda: parser().parse_args(["dispatcher", *started[-1]])
 
 

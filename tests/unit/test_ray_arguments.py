@@ -17,7 +17,7 @@ from millrace.clusters.service import Service
 def started(monkeypatch):
     """What a dispatcher would be started with: options and token."""
     calls: list[Any] = []
-    monkeypatch.setattr(Service, "__init__", lambda self, options, token: calls.append((options, token)))
+    monkeypatch.setattr(Service, "__init__", lambda self, options, token, tls: calls.append((options, token)))
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
     return calls

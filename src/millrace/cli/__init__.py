@@ -12,6 +12,7 @@ from millrace.cli.costs import add_cost
 from millrace.cli.pack_command import add_pack
 from millrace.cli.processes import add_dispatcher, add_worker
 from millrace.cli.queries import add_cache_commands, add_status
+from millrace.cli.tls_command import add_tls
 from millrace.cli.token_command import add_token
 from millrace.cli.tools import add_bench, add_demo, add_simulate
 from millrace.errors import MillraceError
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add_cost(commands)
     add_pack(commands)
     add_token(commands)
+    add_tls(commands)
     add_simulate(commands)
     add_bench(commands)
     add_demo(commands)

@@ -81,13 +81,14 @@ def _of_workers(options: argparse.Namespace) -> list[str]:
         *("--buffer-bytes", str(options.buffer_bytes)),
         *(() if options.threads is None else ("--threads", str(options.threads))),
         *(() if options.shared_memory else ("--no-shared-memory",)),
+        *(("--mtls",) if options.mtls else ()),
     ]
 
 
 def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
     from millrace.clusters.subprocesses import LocalCluster
 
-    cluster = LocalCluster(dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options)], token)
+    cluster = LocalCluster(dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options)], token, options.tls)
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))
     return cluster
@@ -102,6 +103,7 @@ def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[]
         dispatcher,
         _of_workers(options),
         token,
+        options.tls,
         ray_address=options.ray_address,
         num_cpus=options.worker_cpus,
         memory=options.worker_memory,

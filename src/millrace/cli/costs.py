@@ -89,7 +89,7 @@ def _cost(options: argparse.Namespace) -> int:
         return _samples(options)
     known = estimate.read(options.estimate) if options.estimate else None
     table = cost.read_prices(options.prices) if options.prices else None
-    found = fetch_status(options.service, token_of(options))
+    found = fetch_status(options.service, token_of(options), tls=options.tls)
     rows, shared = cost.costs(found, table), cost.dispatcher(found, table)
     beside = estimate.beside_service(known, found, rows) if known is not None else []
     if options.json:

@@ -6,11 +6,18 @@ import argparse
 import math
 import os
 import string
+from typing import TYPE_CHECKING
+
+from millrace.errors import PipelineError
+
+if TYPE_CHECKING:
+    from millrace.wire.tls_files import TlsFiles
 
 LOOPBACK = "127.0.0.1"
 SERVICE = "MILLRACE_SERVICE"
 DEFAULT_SERVICE = "grpc://localhost:5050"
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
+TLS = "MILLRACE_TLS"
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
@@ -75,6 +82,29 @@ def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPB
         "--port", type=port_number, default=port, metavar="N", help=f"port to listen on (default {shown})"
     )
     command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, or on loopback your own)")
+    add_certificates(command)
+    command.add_argument(
+        "--mtls", action="store_true", help="demand a certificate of the same authority from whoever connects"
+    )
+
+
+def add_certificates(command: argparse.ArgumentParser) -> None:
+    """Add the option about certificates."""
+    command.add_argument(
+        "--tls",
+        default=os.environ.get(TLS, ""),
+        metavar="DIR",
+        help=f"encrypt, with the certificates in this folder, of `millrace tls init` (default: ${TLS}, or not)",
+    )
+
+
+def tls_of(options: argparse.Namespace) -> TlsFiles | None:
+    """Open the certificates of who listens, if any were given."""
+    from millrace.wire.tls_files import TlsFiles
+
+    if options.mtls and not options.tls:
+        raise PipelineError(f"--mtls is about certificates: say where they are, too, with --tls or {TLS}")
+    return TlsFiles(options.tls, demands=options.mtls) if options.tls else None
 
 
 def add_process(command: argparse.ArgumentParser) -> None:

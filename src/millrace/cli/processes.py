@@ -24,6 +24,7 @@ from millrace.cli.options import (
     positive,
     quota,
     seconds,
+    tls_of,
     token_of,
     trust,
 )
@@ -144,6 +145,7 @@ def _dispatcher(options: argparse.Namespace) -> int:
         from millrace.blocks.disk_capacity import default_bytes
 
         options.cache_bytes = default_bytes(options.cache_dir)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever connects makes it write lines
     _raise_descriptors(_FOR_DISPATCHER)  # each peer takes one
     asyncio.run(_dispatch(options))
     return 0
@@ -158,7 +160,7 @@ def _raise_descriptors(wanted: int) -> None:
 async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
-    token = token_of(options)
+    token, tls = token_of(options), tls_of(options)
     # Beside a file of tokens workers have one that lets them do nothing else.
     worker_token = secrets.token_hex(32) if options.tokens and options.workers[1] else None
     # First: local workers load meanwhile.
@@ -205,6 +207,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         prices=read_prices(options.prices) if options.prices else None,
         trust=_merged(options.trust),
         owner="" if options.port else options.owner,
+        tls=tls,
     )
     stopped = asyncio.create_task(over.wait())
     try:
@@ -260,6 +263,7 @@ def _worker(options: argparse.Namespace) -> int:
         name=options.name,
         drain_timeout=options.drain_timeout,
         job=options.job,
+        tls=tls_of(options),
     )
     os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_json, seconds, token_of
+from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_certificates, add_json, seconds, token_of
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,6 +54,7 @@ def add_service(command: argparse.ArgumentParser) -> None:
         help=f"the dispatcher's, e.g. grpc://10.0.0.7:5050 (default: ${SERVICE}, else {DEFAULT_SERVICE})",
     )
     command.add_argument("--token", help=f"of the service (default: ${TOKEN}, or on loopback your own)")
+    add_certificates(command)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -62,14 +63,14 @@ def _status(options: argparse.Namespace) -> int:
     from millrace.display import status, status_metrics
 
     if options.check:
-        waits = check(options.service, token_of(options), options.timeout)
+        waits = check(options.service, token_of(options), options.timeout, options.tls)
         print(f"the dispatcher answers, and waits: {waits}" if waits else "the dispatcher answers")
         return 0
     if options.watch:
-        answers = watch_status(options.service, token_of(options), options.timeout)
+        answers = watch_status(options.service, token_of(options), options.timeout, options.tls)
         status.watch(until_interrupted(answers), as_lines=options.json)
         return 0
-    found = fetch_status(options.service, token_of(options), options.timeout)
+    found = fetch_status(options.service, token_of(options), options.timeout, options.tls)
     if options.metrics:
         print(status_metrics.metrics(found), end="")
     elif options.json:
@@ -84,10 +85,10 @@ def _cache(options: argparse.Namespace) -> int:
     from millrace.display import cache, status
     from millrace.policies import figures
 
-    found = fetch_status(options.service, token_of(options))
+    found = fetch_status(options.service, token_of(options), tls=options.tls)
     if options.kind == "rm":
         points = cache.chosen(found, options.points, everything=options.all)
-        size = remove_blocks(options.service, points, token_of(options))
+        size = remove_blocks(options.service, points, token_of(options), tls=options.tls)
         print(f"{figures.data_size(size)} of {len(points)} points are deleted as soon as nobody reads them")
     elif options.json:
         print(status.as_json(cache.of(found)))

@@ -48,6 +48,7 @@ from millrace.wire.control.blob_transfer import offer, put_blob
 from millrace.wire.control.client_session import ClientSession
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.data.compression import Compression
+from millrace.wire.tls_files import open_tls
 
 BUFFER_BYTES = 256 << 20
 LEAST_BUFFER_BYTES = 1 << 20
@@ -78,6 +79,7 @@ class JobSession:
         states: where the job goes on.
         progress: show how far reading is.
         arrays: what the functions leave out; lent anew to a dispatcher that was started anew.
+        tls: folder of certificates; empty: the service has none.
 
     Attributes:
         states: name of the saved states that the job went on from before this consumer came; empty: none.
@@ -104,8 +106,10 @@ class JobSession:
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
         arrays: Sequence[SealedMemory] = (),
+        tls: str = "",
     ) -> None:
         self._arrays, self._gone = arrays, gone
+        files = open_tls(tls)
         self.client, self.pid = uuid.uuid4().hex, os.getpid()
         self._over = threading.Event()
         self._closing = threading.Lock()
@@ -113,12 +117,12 @@ class JobSession:
         who = JoinJob(spec, self.client, consumer, __version__, platform.node(), self.pid)
         who = replace(who, states=list(states), lingers=linger)
         core = ConsumerCore(who, buffer_bytes)
-        self.shared = SharedCore(core, self, compression=compression, buffer_bytes=buffer_bytes)
+        self.shared = SharedCore(core, self, compression=compression, buffer_bytes=buffer_bytes, tls=files)
         self.core = core
         self.notices = Notices(lambda error: self.shared.handle(Broke(error)))
         self._own: OwnFigures | None = None
         self._threads: list[threading.Thread] = []
-        self._channel = ControlChannel(address, token, timeout)
+        self._channel = ControlChannel(address, token, timeout, files)
         try:
             self._owner = self._channel.connect().owner
             session, joined = self._join_first(bundle, timeout)

@@ -9,13 +9,15 @@ import time
 from typing import TYPE_CHECKING
 
 from millrace.client import consumer_io as io
-from millrace.errors import AuthenticationError, ProtocolError, ServiceError, VersionMismatchError
+from millrace.errors import AuthenticationError, ProtocolError, ServiceError, TlsError, VersionMismatchError
 from millrace.protocol import data_messages
+from millrace.wire.address import parse_address
 from millrace.wire.backoff import delays
 from millrace.wire.data.buffer_pool import BufferPool
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.wire.data.data_keys import consumer_credential
+from millrace.wire.tls_files import TlsFiles, beyond_loopback
 
 if TYPE_CHECKING:
     from millrace.client.shared_core import SharedCore
@@ -34,10 +36,18 @@ class WorkerConnections:
         shared: the core, and who feeds it.
         compression: of what comes over the network.
         buffer_bytes: bound on what is held and granted.
+        tls: certificates; None: the service has none.
     """
 
-    def __init__(self, shared: SharedCore, *, compression: Compression | None = None, buffer_bytes: int) -> None:
-        self._shared, self._compression = shared, compression
+    def __init__(
+        self,
+        shared: SharedCore,
+        *,
+        compression: Compression | None = None,
+        buffer_bytes: int,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._shared, self._compression, self._tls = shared, compression, tls
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._retry: set[str] = set()
         self._threads: dict[str, threading.Thread] = {}
@@ -71,6 +81,7 @@ class WorkerConnections:
         """Read from one worker while anything is to come from it, through as many connections as it takes."""
         shared = self._shared
         pauses = delays()
+        complaint = ""
         near = True  # if the worker is on this host, and this process can have the descriptors of what is shared
         while True:
             began = time.monotonic()
@@ -84,12 +95,16 @@ class WorkerConnections:
                     local=near,
                     compression=self._compression,
                     credential=consumer_credential(key, opening),
+                    tls=beyond_loopback(self._tls, parse_address(address)[0]),
                 ) as connection:
                     self._receive(address, connection, opening)
             except (AuthenticationError, VersionMismatchError, ProtocolError) as error:
                 shared.handle(io.Broke(error))
             except ServiceError as error:
                 # Lost, or not there. If it is dead the dispatcher names another; until then it is worth trying again.
+                if isinstance(error, TlsError) and str(error) != complaint:
+                    complaint = str(error)
+                    _logger.warning("nothing is read from worker %s: %s", address, error)
                 _logger.debug("worker %s: %s", address, error)
                 if near and getattr(error.__cause__, "errno", 0) == errno.EMFILE:
                     near = False

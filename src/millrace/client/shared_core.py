@@ -17,6 +17,7 @@ from millrace.errors import MillraceError
 from millrace.protocol import data_messages
 from millrace.wire.control.rpc import UnsendableError
 from millrace.wire.data.compression import Compression
+from millrace.wire.tls_files import TlsFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class SharedCore:
         *,
         compression: Compression | None = None,
         buffer_bytes: int,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.core = core
         self._shell = shell
@@ -69,7 +71,7 @@ class SharedCore:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.session: DispatcherSession | None = None
-        self._connections = WorkerConnections(self, compression=compression, buffer_bytes=buffer_bytes)
+        self._connections = WorkerConnections(self, compression=compression, buffer_bytes=buffer_bytes, tls=tls)
 
     def handle(self, item: io.Input) -> None:
         """Feed the core, and do what it says."""

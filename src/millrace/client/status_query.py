@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
 from millrace.wire.control.control_client import ControlChannel
+from millrace.wire.tls_files import open_tls
 
 T = TypeVar("T")
 
@@ -26,43 +27,51 @@ CHECK = "Check"
 """Call: None -> "" once the dispatcher has decided and written; why it waits, if it waits for its disk."""
 
 
-def check(address: str, token: str | None = None, timeout: float = 10.0) -> str:
+def check(address: str, token: str | None = None, timeout: float = 10.0, tls: str = "") -> str:
     """Tell why a service waits, if its dispatcher answers and does; empty if it goes on.
 
     Raises:
         As :func:`fetch_status`.
     """
-    return _ask(address, token, timeout, CHECK, None, str)
+    return _ask(address, token, timeout, tls, CHECK, None, str)
 
 
-def remove_blocks(address: str, places: list[str], token: str | None = None, timeout: float = 10.0) -> int:
+def remove_blocks(
+    address: str, places: list[str], token: str | None = None, timeout: float = 10.0, tls: str = ""
+) -> int:
     """Have a service delete what it keeps of some points; return how many bytes that is.
 
     Raises:
         As :func:`fetch_status`.
     """
-    return _ask(address, token, timeout, REMOVE_BLOCKS, places, int)
+    return _ask(address, token, timeout, tls, REMOVE_BLOCKS, places, int)
 
 
-def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) -> dict[str, Any]:
+def fetch_status(address: str, token: str | None = None, timeout: float = 10.0, tls: str = "") -> dict[str, Any]:
     """Fetch the status of the service whose dispatcher is at ``address``: ``jobs``, ``workers``, ``cache``.
+
+    Args:
+        address: of the dispatcher.
+        token: of the service.
+        timeout: seconds to wait for an answer.
+        tls: folder of certificates; empty: the service has none.
 
     Raises:
         ServiceUnreachableError: nobody answered within ``timeout`` seconds.
         AuthenticationError: no token or the wrong one.
     """
-    return _ask(address, token, timeout, STATUS, None, dict[str, Any])
+    return _ask(address, token, timeout, tls, STATUS, None, dict[str, Any])
 
 
 def watch_status(
-    address: str, token: str | None = None, timeout: float = 10.0, *, every_s: float = 1.0
+    address: str, token: str | None = None, timeout: float = 10.0, tls: str = "", *, every_s: float = 1.0
 ) -> Iterator[dict[str, Any]]:
     """Fetch the status now, and then again and again: the dispatcher holds each answer back for ``every_s`` seconds.
 
     Raises:
         As :func:`fetch_status`.
     """
-    with ControlChannel(address, token, timeout) as channel:
+    with ControlChannel(address, token, timeout, open_tls(tls)) as channel:
         channel.connect()
         status: dict[str, Any] = channel.call(STATUS, None, dict[str, Any], timeout)
         while True:
@@ -70,8 +79,8 @@ def watch_status(
             status = channel.call(STATUS, every_s, dict[str, Any], timeout + every_s)
 
 
-def _ask(address: str, token: str | None, timeout: float, call: str, request: Any, reply: type[T]) -> T:
-    with ControlChannel(address, token, timeout) as channel:
+def _ask(address: str, token: str | None, timeout: float, tls: str, call: str, request: Any, reply: type[T]) -> T:
+    with ControlChannel(address, token, timeout, open_tls(tls)) as channel:
         channel.connect()
         return channel.call(call, request, reply, timeout)
 

@@ -60,6 +60,7 @@ def spawn(
     worker: bool,
     module: str = "",
     token: str | None = None,
+    tls: str = "",
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     extra: Mapping[str, str] | None = None,
@@ -71,11 +72,14 @@ def spawn(
         worker: give it a worker's environment.
         module: to run instead; it has to end by itself when its standard input does.
         token: of the service; None: that of the environment, if there is one.
+        tls: folder of certificates; empty: none, whatever the environment says.
         stdout: as for :class:`subprocess.Popen`.
         stderr: as for :class:`subprocess.Popen`.
         extra: further variables to set.
     """
     inherited = {**os.environ, **(extra or {}), **({"MILLRACE_TOKEN": token} if token else {})}
+    inherited.pop("MILLRACE_TLS", None)
+    inherited |= {"MILLRACE_TLS": os.path.abspath(tls)} if tls else {}
     environment = worker_environment(inherited) if worker else _import_path(inherited)
     process = subprocess.Popen(  # noqa: S603 (this interpreter, our module)
         [sys.executable, "-P", "-m", *([module, *arguments] if module else ["millrace", *arguments, "--parent-pipe"])],

@@ -32,6 +32,7 @@ class LocalService(Service):
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: on loopback this user's own, which they find by themselves.
+        tls: folder of certificates (``millrace tls init``); None: none, and what is said can be heard.
         threads: for user functions in each worker; None: the cores, shared among the workers.
 
     Attributes:
@@ -58,6 +59,7 @@ class LocalService(Service):
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
+        tls: str | None = None,
         threads: int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
@@ -72,4 +74,5 @@ class LocalService(Service):
                 *quota_options(quotas),
             ],
             token,
+            tls,
         )

@@ -34,16 +34,17 @@ class LocalWorkers:
         job: name of the job.
         workers: number of processes, each of which keeps one core busy.
         token: of the service.
+        tls: folder of certificates; empty: none.
 
     Raises:
         ServiceError: ``dispatcher`` is no address, or of no host that is known here.
     """
 
-    def __init__(self, dispatcher: str, job: str, workers: int, token: str | None) -> None:
+    def __init__(self, dispatcher: str, job: str, workers: int, token: str | None, tls: str = "") -> None:
         self.job = job
         # Where the dispatcher sees this host: others may have to fetch from there what tasks leave over.
         command = ["worker", "--dispatcher", dispatcher, "--job", job, "--threads", "1", "--host", own_host(dispatcher)]
-        self._processes = _RespawnedProcesses(command, workers, token)
+        self._processes = _RespawnedProcesses(command, workers, token, tls)
         # Dropped without close(), which may happen in any thread, inside anything: only hang up.
         self._finalizer = weakref.finalize(self, self._processes.hang_up_all)
 
@@ -64,9 +65,9 @@ class LocalWorkers:
 class _RespawnedProcesses:
     """Number of processes of one kind: a thread for each starts it, waits for its end, and starts it again."""
 
-    def __init__(self, command: list[str], count: int, token: str | None) -> None:
+    def __init__(self, command: list[str], count: int, token: str | None, tls: str) -> None:
         self.owner = os.getpid()
-        self._command, self._count, self._token = command, count, token
+        self._command, self._count, self._token, self._tls = command, count, token, tls
         self._gone = False
         self._over = threading.Event()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -91,7 +92,7 @@ class _RespawnedProcesses:
     def _run(self) -> str:
         """Run one process to its end; return how it ended in words, "" if that is the end of all."""
         try:
-            process = spawn(self._command, worker=True, token=self._token, stdout=STDERR)
+            process = spawn(self._command, worker=True, token=self._token, tls=self._tls, stdout=STDERR)
         except OSError as error:
             return f"could not be started ({error})"
         self._running.add(process)

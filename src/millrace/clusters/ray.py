@@ -37,6 +37,7 @@ class RayCluster(Cluster):
         options: further ones of ``millrace worker``, for each; without ``--threads`` it has ``num_cpus``, and at least
             one.
         token: of the service.
+        tls: folder of certificates, on every node; empty: none.
         ray_address: of the Ray cluster; ``auto``: the one that ``RAY_ADDRESS`` in the environment names, or else that
             this machine is a node of.
         num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
@@ -55,6 +56,7 @@ class RayCluster(Cluster):
         dispatcher: Callable[[], str],
         options: Sequence[str] = (),
         token: str | None = None,
+        tls: str = "",
         *,
         ray_address: str = "auto",
         num_cpus: float = 1.0,
@@ -63,7 +65,7 @@ class RayCluster(Cluster):
     ) -> None:
         self._dispatcher = dispatcher
         self._options = ["--threads", str(max(1, int(num_cpus))), *options]
-        self._token = token
+        self._token, self._tls = token, tls
         _join(ray_address)
         self._holder = ray.remote(_WorkerActor).options(
             num_cpus=num_cpus,
@@ -91,7 +93,7 @@ class RayCluster(Cluster):
         asked: dict[str, Any] = {}
         try:
             for name in [uuid.uuid4().hex for _ in range(workers)]:
-                asked[name] = self._holder.remote(name, address, self._options, self._token)
+                asked[name] = self._holder.remote(name, address, self._options, self._token, self._tls)
         except (ValueError, TypeError, RuntimeError, RayError) as error:
             # Ray ends actors that nobody holds.
             raise ServiceError(f"Ray starts no further worker: {error}") from error
@@ -182,7 +184,7 @@ def actor_end_reason(error: RayError, node: str) -> str:
 class _WorkerActor:
     """Actor that holds one worker process, which ends with it."""
 
-    def __init__(self, name: str, dispatcher: str, options: Sequence[str], token: str | None) -> None:
+    def __init__(self, name: str, dispatcher: str, options: Sequence[str], token: str | None, tls: str) -> None:
         self._host: str = ray.util.get_node_ip_address()
         # Ray sets as many OpenMP threads as an actor has cores; a worker has that many threads of its own.
         extra = {"OMP_NUM_THREADS": "1"}
@@ -190,6 +192,7 @@ class _WorkerActor:
             ["worker", "--dispatcher", dispatcher, "--name", name, "--host", self._host, *options],
             worker=True,
             token=token,
+            tls=tls,
             stdout=STDERR,
             extra=extra,
         )

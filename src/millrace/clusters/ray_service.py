@@ -41,6 +41,7 @@ class RayService(Service):
         host: address to listen on; None: that of this machine in the Ray cluster.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
+        tls: folder of certificates, on every node (see docs/security.md); None: none, and what is said can be heard.
         threads: for user functions in each worker; None: ``num_cpus``, and at least one.
 
     Attributes:
@@ -75,6 +76,7 @@ class RayService(Service):
         host: str | None = None,
         port: int = 0,
         token: str | None = None,
+        tls: str | None = None,
         threads: int | None = None,
     ) -> None:
         ray = _connected()
@@ -97,6 +99,7 @@ class RayService(Service):
                 *quota_options(quotas),
             ],
             token,
+            tls,
         )
 
 

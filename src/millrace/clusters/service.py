@@ -109,26 +109,32 @@ class Service:
     Args:
         options: of ``millrace dispatcher``.
         token: that clients must present; None or empty: on loopback this user's own.
+        tls: folder of certificates; None or empty: none, and what is said can be heard.
 
     Attributes:
         address: to give to ``distribute``, e.g. ``grpc://127.0.0.1:40123``.
         token: the one given; ``distribute`` in this process knows it, others need it.
+        tls: the folder given, likewise; empty: none.
 
     Raises:
         AddressInUseError: the port is taken.
         ServiceError: the dispatcher did not start; the message has its last words.
     """
 
-    def __init__(self, options: Sequence[str], token: str | None) -> None:
+    def __init__(self, options: Sequence[str], token: str | None, tls: str | None = None) -> None:
         if token is not None and not isinstance(token, str):
             raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
+        if tls is not None and not isinstance(tls, str | os.PathLike):
+            raise PipelineError(f"tls is the path of a folder with certificates, or None, not {tls!r}")
         self.token = token or None
+        self.tls = os.path.abspath(tls) if tls else ""
         self._process = spawn(
             ["dispatcher", *options, "--owner", f"process {os.getpid()} on {platform.node()}"],
             worker=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             token=token,
+            tls=self.tls,
         )
         self._stderr = _StderrReader(self._process)
         self._owner = os.getpid()
@@ -155,7 +161,7 @@ class Service:
         """
         from millrace.client.status_query import fetch_status
 
-        return fetch_status(self.address, self.token)
+        return fetch_status(self.address, self.token, tls=self.tls)
 
     def close(self) -> None:
         """End all processes of the service. May be called any number of times."""
@@ -177,10 +183,20 @@ class Service:
 _services: weakref.WeakValueDictionary[str, Service] = weakref.WeakValueDictionary()
 
 
-def token_of(address: str) -> str | None:
-    """Return the token that this process gave a service at this address; None if it holds no such service."""
-    service = _services.get(address)
-    return None if service is None else service.token
+def access_to(service: str | None, token: str | None, tls: str | None) -> tuple[str | None, str]:
+    """Resolve token and folder of certificates for a service; one that is embedded (None) has no certificates.
+
+    They are those given, else those of a service that this process holds, else those of the environment.
+    """
+    if tls is not None and not isinstance(tls, str | os.PathLike):
+        raise PipelineError(f"tls is the path of a folder with certificates, or None, not {tls!r}")
+    if tls and service is None:
+        raise PipelineError("tls= goes with the address of a service: the one that is embedded here is on loopback")
+    held = _services.get(service or "")
+    token = token or (held.token if held is not None else None) or os.environ.get("MILLRACE_TOKEN")
+    if not tls and service is not None:
+        tls = os.environ.get("MILLRACE_TLS") if held is None else held.tls
+    return token, os.path.abspath(tls) if tls else ""
 
 
 def watch(address: str) -> Callable[[], str] | None:

@@ -25,12 +25,15 @@ class LocalCluster(Cluster):
         dispatcher: returns where the dispatcher listens; asked whenever a worker is started.
         options: further ones of ``millrace worker``, for each.
         token: of the service.
+        tls: folder of certificates; empty: none.
     """
 
-    def __init__(self, dispatcher: Callable[[], str], options: Sequence[str] = (), token: str | None = None) -> None:
+    def __init__(
+        self, dispatcher: Callable[[], str], options: Sequence[str] = (), token: str | None = None, tls: str = ""
+    ) -> None:
         self._dispatcher = dispatcher
         self._options = options
-        self._token = token
+        self._token, self._tls = token, tls
         self._spares: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,6 +70,7 @@ class LocalCluster(Cluster):
                 worker=True,
                 stdout=STDERR,
                 token=self._token,
+                tls=self._tls,
             )
         except OSError as error:
             raise ServiceError(f"no further worker process can be started on this machine: {error}") from error

@@ -58,6 +58,7 @@ from millrace.version import __version__
 from millrace.wire.control import rpc
 from millrace.wire.control.control_server import CallHandler, ControlServer, Session
 from millrace.wire.data.compression import Compression
+from millrace.wire.tls_files import TlsFiles
 
 BLOB_BYTES = 2 << 30
 CHECK = "Check"
@@ -93,6 +94,7 @@ class Dispatcher:
         prices: of workers and training hosts, for jobs that want to be cheap and for the bill; None: usual ones.
         trust: by tenant, the tenants whose cached blocks its jobs read; of others: none.
         owner: process that the service ends with for good; empty: it may be started again at this address.
+        tls: this host's certificates; None: none, and what is said can be heard.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -125,6 +127,7 @@ class Dispatcher:
         prices: PriceTable | None = None,
         trust: Mapping[str, Iterable[str]] | None = None,
         owner: str = "",
+        tls: TlsFiles | None = None,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -197,6 +200,7 @@ class Dispatcher:
             tokens=tokens,
             worker_token=worker_token,
             owner=owner,
+            tls=tls,
         )
 
     async def start(self) -> str:

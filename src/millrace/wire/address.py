@@ -107,6 +107,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def refuses(address: str, timeout: float) -> bool:
+    """Whether the host at ``address`` says within ``timeout`` seconds that nobody listens there."""
+    try:
+        socket.create_connection(parse_address(address), timeout).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
+
+
 def answers(address: str, timeout: float) -> bool:
     """Whether anything takes connections at ``address`` within ``timeout`` seconds."""
     try:

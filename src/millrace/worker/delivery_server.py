@@ -13,8 +13,10 @@ import msgspec
 from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
+from millrace.wire.address import parse_address
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.wire.data.data_keys import A_WORKER, Credential, read_claims
+from millrace.wire.tls_files import TlsFiles, beyond_loopback
 from millrace.worker.core.worker_inputs import Input, PeerLeft, PeerSaid
 
 FETCH_TIMEOUT_S = 10.0
@@ -112,14 +114,17 @@ class PeerConnection:
 
 
 def fetch_leftovers(
-    address: str, refs: list[TaskRef], credential: Credential
+    address: str, refs: list[TaskRef], credential: Credential, tls: TlsFiles | None = None
 ) -> list[tuple[data_messages.Leftovers, memoryview]]:
     """Ask another worker for leftovers; one answer for each of ``refs``.
 
     Raises:
         ServiceError: if it can't be asked.
     """
-    opened = open_data_connection(address, None, FETCH_TIMEOUT_S, local=False, sockets=1, credential=credential)
+    secured = beyond_loopback(tls, parse_address(address)[0])
+    opened = open_data_connection(
+        address, None, FETCH_TIMEOUT_S, local=False, sockets=1, credential=credential, tls=secured
+    )
     with opened as connection:
         answers = []
         for ref in refs:

@@ -25,6 +25,7 @@ from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection
 from millrace.wire.data.data_keys import consumer_key, read_claims, worker_credential
 from millrace.wire.error_codec import failure_of
+from millrace.wire.tls_files import TlsFiles
 from millrace.worker.cache_access import CacheAccess
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
@@ -74,6 +75,8 @@ class TaskManager:
     ) -> None:
         self.address = ""
         """Address at which this worker is asked for what it holds; known once its server listens."""
+        self.tls: TlsFiles | None = None
+        """Certificates of this host, for what other workers are asked for."""
         self._tell = tell
         self._fetch, self._share = fetch, share
         self._put = put
@@ -164,7 +167,7 @@ class TaskManager:
                 job = self._core.jobs.get(refs[0].job)
             if job is None:
                 raise ServiceError(f"job {refs[0].job!r} is over")
-            return fetch_leftovers(address, refs, worker_credential(job.key, job.job, job.generation))
+            return fetch_leftovers(address, refs, worker_credential(job.key, job.job, job.generation), self.tls)
         found = []
         for ref in refs:
             with self._lock:

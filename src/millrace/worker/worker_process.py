@@ -23,7 +23,7 @@ from millrace.errors import (
 )
 from millrace.protocol import messages as msg
 from millrace.version import __version__
-from millrace.wire.address import WILDCARDS, format_address
+from millrace.wire.address import WILDCARDS, format_address, is_loopback
 from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
 from millrace.wire.control.client_session import ClientSession
@@ -31,6 +31,7 @@ from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
 from millrace.wire.data.data_connection import DataServer
 from millrace.wire.error_codec import error_of, failure_of
+from millrace.wire.tls_files import TlsFiles, beyond_loopback
 from millrace.worker.core import worker_inputs as inp
 from millrace.worker.task_manager import JOIN_S, TaskManager
 
@@ -61,6 +62,7 @@ class WorkerProcess:
         drain_timeout: seconds that an orderly end may take; what is not done by then goes to other workers.
         name: unique in the service; None draws one.
         job: the one job that it serves, which is read on this host; empty: any.
+        tls: this host's certificates; None: none, and what is said can be heard.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class WorkerProcess:
         drain_timeout: float = DRAIN_S,
         name: str | None = None,
         job: str = "",
+        tls: TlsFiles | None = None,
     ) -> None:
         self._job = job
         self.id = name or uuid.uuid4().hex
@@ -87,7 +90,14 @@ class WorkerProcess:
         self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
         self._drain_timeout = drain_timeout
         self._join_timeout_s = JOIN_S
-        self._channel = ControlChannel(dispatcher, token, CONNECT_S)
+        # Consumers know the address alone: on loopback nobody else hears anything.
+        self._tls = beyond_loopback(tls, self._advertised)
+        if tls is not None and self._tls is None and not is_loopback(host):
+            raise ServiceError(
+                f"--advertise {self._advertised} says that consumers are on this host alone, which --host {host} does"
+                " not: with TLS say one name for both, or leave --advertise out"
+            )
+        self._channel = ControlChannel(dispatcher, token, CONNECT_S, tls)
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
@@ -108,6 +118,7 @@ class WorkerProcess:
             end=self._end,
             share=functools.partial(fetch_memory, self._channel),
         )
+        self._tasks.tls = tls
 
     def run(self, listening: Callable[[], object] | None = None) -> None:
         """Work until told to stop, by :meth:`stop` or by the dispatcher.
@@ -126,6 +137,7 @@ class WorkerProcess:
             token=self._token,
             arena=self._arena,
             key_of=self._tasks.key_of,
+            tls=self._tls,
         )
         self._tasks.address = format_address(self._advertised, server.port)
         threads = [

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ def near(address, compression):
     handshake._KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
     with open_data_connection(address, TOKEN, compression=None if compression == "-" else compression) as connection:
         sockets = connection._sock._sockets if isinstance(connection._sock, Striped) else [connection._sock]
+        assert isinstance(sockets[0], socket.socket)
         assert round_trip_s(sockets[0]) >= 2 * DELAY_S
         for number in range(BATCHES):
             connection.send(Batch(number))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,15 +12,18 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 import grpc
 import msgspec
 
-from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
+from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError, TlsError
 from millrace.message_budget import MALFORMED
-from millrace.wire.address import format_address, parse_address
+from millrace.wire.address import format_address, parse_address, refuses
 from millrace.wire.auth import Identity, check_token_form
 from millrace.wire.control import rpc
 from millrace.wire.control.challenges import CHALLENGE, Challenged, Headers, Prover
 from millrace.wire.control.client_session import CLOSE_S, ClientSession
 from millrace.wire.control.fork_gate import GatedCall, forks
+from millrace.wire.control.tls_channel import channel_credentials, speaks_tls, why_refused
 from millrace.wire.own_token import check_listener, resolve
+from millrace.wire.tls_files import TlsFiles
+from millrace.wire.tls_names import NO_TLS_HERE
 
 _OPTIONS = (
     *rpc.OPTIONS,
@@ -44,13 +46,16 @@ class ControlChannel:
         address: of the dispatcher, see :func:`~millrace.wire.address.parse_address`.
         token: as the dispatcher demands; None: on loopback this user's own.
         timeout: seconds that :meth:`connect` tries.
+        tls: certificates, if the dispatcher has one; None: it is talked to as it is.
 
     Raises:
         ServiceError: ``address`` is malformed, or this process was forked while gRPC was in use.
         AuthenticationError: ``token`` is malformed.
     """
 
-    def __init__(self, address: str, token: str | None = None, timeout: float = 10.0) -> None:
+    def __init__(
+        self, address: str, token: str | None = None, timeout: float = 10.0, tls: TlsFiles | None = None
+    ) -> None:
         self.address = format_address(*parse_address(address))
         token, self._own = resolve(address, token)
         check_token_form(token)
@@ -67,17 +72,23 @@ class ControlChannel:
         self._sessions: set[ClientSession] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        self._channel = forks.open(f"dns:///{self.address}", _OPTIONS)
+        self._tls, self._held = tls, None if tls is None else tls.certificates()
+        self._former: list[grpc.Channel] = []
+        self._channel = self._opened()
 
     def connect(self) -> Identity:
         """Wait for the dispatcher to answer and to accept this process; return its identity.
 
         Raises:
             ServiceUnreachableError: nobody answered in time.
+            TlsError: who answered has no certificate for this address, or wants one, or does not speak TLS.
             AuthenticationError: no token or the wrong one.
             VersionMismatchError: the dispatcher is another version.
         """
         self.check_usable()
+        self._renew()
+        if self._tls is not None and (reason := why_refused(self.address, self._tls)):
+            raise TlsError(f"{reason}. Nothing was said to it")
         try:
             if self._own:  # whose it is can be seen once somebody listens
                 self._wait_for_listener()
@@ -94,13 +105,7 @@ class ControlChannel:
 
     def is_refused(self) -> bool:
         """Whether nobody listens at the address any more."""
-        try:
-            socket.create_connection(parse_address(self.address), _PROBE_S).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            pass
-        return False
+        return refuses(self.address, _PROBE_S)
 
     def _wait_for_listener(self) -> None:
         try:
@@ -136,6 +141,7 @@ class ControlChannel:
     def open_session(self, message: Any) -> ClientSession:
         """Open a stream of messages; those of the dispatcher are decoded as ``message``. Errors: :meth:`connect`."""
         self.check_usable()
+        self._renew()
         if self._own:
             check_listener(self.address)
         if not self._prover.challenged:
@@ -162,7 +168,8 @@ class ControlChannel:
             sessions = tuple(self._sessions)
         for session in sessions:
             session.close()
-        forks.close(self._channel)
+        for channel in (*self._former, self._channel):
+            forks.close(channel)
         for thread in self._threads - {threading.current_thread()}:
             thread.join(CLOSE_S)
 
@@ -196,6 +203,19 @@ class ControlChannel:
     def headers(self, method: str) -> Headers:
         """Make the headers of one call, or session, which say who asks and prove it."""
         return (*rpc.IDENTITY, *self._prover.headers(method))
+
+    def _opened(self) -> grpc.Channel:
+        credentials = None if self._held is None else channel_credentials(self._held)
+        return forks.open(f"dns:///{self.address}", _OPTIONS, credentials)
+
+    def _renew(self) -> None:
+        """Go on with the certificates of now: gRPC has those that a channel was opened with, as long as it is open."""
+        with self._lock:
+            if self._tls is None or self._closed or (held := self._tls.certificates()) == self._held:
+                return
+            self._held = held
+            self._former.append(self._channel)  # until the end: somebody may wait for an answer on it
+            self._channel = self._opened()
 
     def _prove(self, timeout: float, *, wait: bool) -> None:
         """Have the dispatcher prove that it knows the token, so that this process can prove that it does."""
@@ -292,6 +312,8 @@ class ControlChannel:
 
     def _why_unreachable(self) -> str:
         """Try once more, without waiting, to learn what fails."""
+        if self._tls is None and speaks_tls(self.address):
+            return f"it speaks TLS, {NO_TLS_HERE}"
         try:
             self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False, known=False)
         except grpc.RpcError as error:

@@ -31,9 +31,11 @@ from millrace.wire.control.challenges import (
     read_proof,
 )
 from millrace.wire.control.connection_sweep import ConnectionSweep
+from millrace.wire.control.tls_channel import server_credentials
 from millrace.wire.control.uploads import Uploads
 from millrace.wire.own_token import resolve
 from millrace.wire.peer_log import PeerLog
+from millrace.wire.tls_files import TlsFiles
 from millrace.wire.token_registry import TokenEntry, TokenRegistry
 
 _FLUSH_S = 2.0
@@ -180,6 +182,7 @@ class ControlServer:
         tokens: file of tokens of others, see :mod:`millrace.wire.token_registry`; empty: none.
         worker_token: token of workers that the service starts.
         owner: process that the server ends with for good; empty: it may come back.
+        tls: this host's certificates; None: none, and what is said can be heard.
 
     Raises:
         AuthenticationError: not on loopback and no token.
@@ -198,8 +201,10 @@ class ControlServer:
         tokens: str = "",
         worker_token: str | None = None,
         owner: str = "",
+        tls: TlsFiles | None = None,
     ) -> None:
         self._host, self._port = parse_address(address)
+        self._tls = None if tls is None else tls.listening()
         token, _ = resolve(address, token)
         check_exposure(self._host, self._port, token, tokens)
         self._on_session = on_session
@@ -228,7 +233,10 @@ class ControlServer:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((_Router(self._route),))
         try:
-            port = server.add_insecure_port(where)
+            if self._tls is None:
+                port = server.add_insecure_port(where)
+            else:
+                port = server.add_secure_port(where, server_credentials(self._tls))
         except RuntimeError as error:
             listen(self._host, self._port).close()  # somebody was faster
             raise ServiceError(f"cannot listen on {where}: {error}") from error

@@ -30,10 +30,13 @@ class ForkGate:
         self._expects = False
         os.register_at_fork(before=self.gate.acquire, after_in_parent=self.gate.release, after_in_child=self._forked)
 
-    def open(self, target: str, options: Any) -> grpc.Channel:
-        """Open a channel, with which gRPC registers what it does at forks."""
+    def open(self, target: str, options: Any, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+        """Open a channel, with TLS if there are credentials; with it gRPC registers what it does at forks."""
         with self.gate:
-            channel = grpc.insecure_channel(target, options=options)
+            if credentials is None:
+                channel = grpc.insecure_channel(target, options=options)
+            else:
+                channel = grpc.secure_channel(target, credentials, options=options)
             self.open_channels += 1
             if not self._expects:  # handlers are called in the reverse order before a fork
                 self._expects, release = True, self.closing.release

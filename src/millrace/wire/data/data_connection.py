@@ -1,4 +1,4 @@
-"""Data connections: frames over plain TCP, blocking sockets, one thread per connection.
+"""Data connections: frames over TCP, plain or with TLS, blocking sockets, one thread per connection.
 
 A connection starts with a handshake (:mod:`.handshake`), in which both ends prove that they know the same key; then
 both may send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive`` and
@@ -14,7 +14,6 @@ import logging
 import secrets
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +23,13 @@ import msgspec
 import numpy.typing as npt
 
 from millrace.elements.shared import AVAILABLE, Arena
-from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
-from millrace.wire.address import format_address, listen, parse_address
+from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError, TlsError
+from millrace.wire.address import format_address, listen
 from millrace.wire.auth import check_exposure, check_token_form
 from millrace.wire.data.acceptor import Acceptor, Newcomer, listen_locally, may_share
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_keys import Credential, of_token
+from millrace.wire.data.dialing import Dialer, connect_locally, reason_of
 from millrace.wire.data.fd_passing import FdChannel
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.data.handshake import exchange_hello, receive_hello, refuse, send_welcome
@@ -42,8 +42,11 @@ from millrace.wire.data.striping import (
     sockets_for,
     window_bytes,
 )
+from millrace.wire.data.tls_stream import Link, TlsStream, begins_tls
 from millrace.wire.own_token import resolve
 from millrace.wire.peer_log import PeerLog
+from millrace.wire.tls_files import TlsFiles
+from millrace.wire.tls_names import NO_TLS_HERE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,7 +63,7 @@ _peers = PeerLog(_logger)
 
 H = TypeVar("H")
 
-Stream = socket.socket | Striped
+Stream = Link | Striped
 
 
 class DataConnection:
@@ -180,7 +183,7 @@ class DataConnection:
         try:
             yield self._sock
         except BaseException as error:  # also Ctrl-C: in the middle of a frame the stream is out of step
-            reason = "it was closed here" if self.closed else _reason(error)
+            reason = "it was closed here" if self.closed else reason_of(error)
             unsent = action == "send" and isinstance(error, ProtocolError) and self._local is None
             if not unsent:
                 self.close()
@@ -205,7 +208,7 @@ class DataConnection:
 
 def _receiver(sock: Stream) -> Receiver:
     # Sockets side by side share out each read between them; there is nothing to read ahead of.
-    return ReadAhead(sock) if isinstance(sock, socket.socket) else sock
+    return sock if isinstance(sock, Striped) else ReadAhead(sock)
 
 
 class DataServer:
@@ -220,6 +223,7 @@ class DataServer:
         token: token that peers have to know; None: on loopback this user's own.
         arena: memory that peers on this host are lent; None: everything goes through TCP.
         key_of: finds the key of a peer by its claims, in place of the token; its errors are told to the peer.
+        tls: certificates of this host, which peers on others have to speak TLS with; None: nobody does.
 
     Raises:
         AddressInUseError: the port is taken.
@@ -236,7 +240,9 @@ class DataServer:
         token: str | None = None,
         arena: Arena | None = None,
         key_of: Callable[[bytes], bytes] | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = None if tls is None else tls.listening()
         token, _ = resolve(format_address(host, port), token)
         check_exposure(host, port, token)
         key = of_token(token).key
@@ -282,19 +288,28 @@ class DataServer:
 
     def _begin(self, newcomer: Newcomer) -> None:
         """Serve a peer that has begun to speak, in a thread of its own."""
-        sock = newcomer.sock
-        if sock.family == _AF_UNIX and not may_share(sock):
+        sock: Link = newcomer.sock
+        if newcomer.sock.family == _AF_UNIX and not may_share(newcomer.sock):
             _peers.warning("refused a process of another user on this host")
             self._acceptor.lobby.leave(newcomer)
             sock.close()
             return
-        if sock.family == _AF_UNIX:
-            connection = DataConnection(sock, "this host", FdChannel(sock, self._arena))
+        if newcomer.sock.family == _AF_UNIX:
+            connection = DataConnection(sock, "this host", FdChannel(newcomer.sock, self._arena))
         else:
-            connection = DataConnection(sock, format_address(*newcomer.address[:2]))
+            peer = format_address(*newcomer.address[:2])
+            try:
+                if self._tls is not None and begins_tls(newcomer.sock):
+                    sock = TlsStream(newcomer.sock, self._tls, peer)
+            except (OSError, ValueError) as error:  # it has gone meanwhile
+                _logger.debug("%s left: %s", peer, error)
+                self._acceptor.lobby.leave(newcomer)
+                newcomer.sock.close()
+                return
+            connection = DataConnection(sock, peer)
         newcomer.hang_up = connection.close
         thread = threading.Thread(
-            target=self._serve, args=(connection, newcomer), name=f"millrace-data-{connection.peer}", daemon=True
+            target=self._serve, args=(connection, newcomer, sock), name=f"millrace-data-{connection.peer}", daemon=True
         )
         with self._lock:
             try:
@@ -308,10 +323,14 @@ class DataServer:
         self._acceptor.lobby.leave(newcomer)
         connection.close()
 
-    def _serve(self, connection: DataConnection, newcomer: Newcomer) -> None:
-        sock, lobby = newcomer.sock, self._acceptor.lobby
+    def _serve(self, connection: DataConnection, newcomer: Newcomer, sock: Link) -> None:
+        lobby = self._acceptor.lobby
         try:
             with connection.borrowed("welcome"):
+                if isinstance(sock, TlsStream):
+                    sock.shake_hands(HELLO_TIMEOUT_S)
+                elif self._tls is not None and sock.family != _AF_UNIX:
+                    self._refuse_plain(sock)
                 part, shown = self._let_in(connection, sock)
                 self._count(connection)
                 if part is not None and part.index:
@@ -324,7 +343,10 @@ class DataServer:
             lobby.let_in(newcomer)
             self._on_connection(connection)
         except ServiceUnreachableError as error:
-            _logger.debug("%s left: %s", connection.peer, error)
+            if isinstance(error, TlsError):
+                _peers.warning("refused %s: %s", connection.peer, error)
+            else:
+                _logger.debug("%s left: %s", connection.peer, error)
         except MillraceError as error:
             _peers.warning("connection with %s ended: %s", connection.peer, error)
         except Exception:
@@ -335,6 +357,11 @@ class DataServer:
             with self._lock:
                 self._let_in_now.discard(connection)
                 del self._serving[connection]
+
+    def _refuse_plain(self, sock: Link) -> NoReturn:
+        error = TlsError(f"{self.address} speaks TLS, {NO_TLS_HERE}")
+        refuse(sock, error)
+        raise error
 
     def _count(self, connection: DataConnection) -> None:
         """Count a peer that was let in.
@@ -347,7 +374,7 @@ class DataServer:
                 raise ServiceError(f"{MAX_CONNECTIONS} connections are open")
             self._let_in_now.add(connection)
 
-    def _let_in(self, connection: DataConnection, sock: socket.socket) -> tuple[StripePart | None, bytes]:
+    def _let_in(self, connection: DataConnection, sock: Link) -> tuple[StripePart | None, bytes]:
         hello, shown = receive_hello(sock, HELLO_TIMEOUT_S, self._key_of)
         part = hello.part
         try:
@@ -372,6 +399,7 @@ def open_data_connection(
     compression: Compression | None = None,
     sockets: int | None = None,
     credential: Credential | None = None,
+    tls: TlsFiles | None = None,
 ) -> DataConnection:
     """Connect to a :class:`DataServer`.
 
@@ -384,9 +412,11 @@ def open_data_connection(
         sockets: how many the connection is made of, 1 to 8; None: as the link wants it
             (:func:`~millrace.wire.data.striping.sockets_for`).
         credential: what this process shows in place of the token.
+        tls: certificates, if the server has one; None: it is talked to as it is.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
+        TlsError: who answered has no certificate for this address, or wants one, or only one end speaks TLS.
         AuthenticationError: no token or the wrong one.
         VersionMismatchError: the server is another version of millrace.
         ProtocolError: what answers is not millrace.
@@ -397,79 +427,33 @@ def open_data_connection(
         check_token_form(token)
         credential = of_token(token)
     shown = credential
-    host, port = parse_address(address)
-    where = format_address(host, port)
-    deadline = time.monotonic() + timeout
-    opened: list[socket.socket] = []
+    dialer = Dialer(address, timeout, tls)
 
-    def dial() -> socket.socket:
-        try:
-            sock = socket.create_connection((host, port), max(deadline - time.monotonic(), 0.001))
-        except OSError as error:
-            raise ServiceUnreachableError(
-                f"nobody answered at {where} within {timeout:g} s: {_reason(error)}. Does anything listen there, and is"
-                f" no firewall between?"
-            ) from error
-        opened.append(sock)
-        return sock
-
-    def join(part: StripePart) -> socket.socket:
-        sock = dial()
-        exchange_hello(sock, shown, deadline, part=part)
+    def join(part: StripePart) -> Link:
+        sock = dialer.secured(dialer.dial())
+        exchange_hello(sock, shown, dialer.deadline, part=part)
         return sock
 
     try:
-        first = dial()
-        others: list[socket.socket] = []
+        dialled = dialer.dial()
+        others: list[Link] = []
         part = None
-        count = sockets or sockets_for(round_trip_s(first), window_bytes(), same_host=same_host(first))
+        count = sockets or sockets_for(round_trip_s(dialled), window_bytes(), same_host=same_host(dialled))
+        first = dialer.secured(dialled)
         if count > 1:
             identity = secrets.token_hex(16)
             part, *parts = [StripePart(identity, index, count) for index in range(count)]
             with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
                 others = list(pool.map(join, parts))
-        name = exchange_hello(first, shown, deadline, compression, part)
-        nearer = _connect_locally(name, shown, deadline) if local and name else None
+        name = exchange_hello(first, shown, dialer.deadline, compression, part)
+        nearer = connect_locally(name, shown, dialer.deadline) if local and name else None
         if nearer is None:
-            return DataConnection(Striped([first, *others]) if others else first, where, compression=compression)
-        for sock in opened:
-            sock.close()
-        return DataConnection(nearer, where, FdChannel(nearer))
+            return DataConnection(Striped([first, *others]) if others else first, dialer.where, compression=compression)
+        dialer.close()
+        return DataConnection(nearer, dialer.where, FdChannel(nearer))
     except BaseException as error:
-        for sock in opened:
-            sock.close()
-        if isinstance(error, ProtocolError):
-            raise ProtocolError(f"{where} does not answer as a worker does: {error}") from error
-        if isinstance(error, (EOFError, OSError)) and not isinstance(error, MillraceError):
-            raise ServiceUnreachableError(
-                f"{where} was reached but did not welcome this process within {timeout:g} s: {_reason(error)}"
-            ) from error
+        dialer.close()
+        translated = dialer.translate(error)
+        if translated is not None:
+            raise translated from error
         raise
-
-
-def _connect_locally(name: str, credential: Credential, deadline: float) -> socket.socket | None:
-    """Connect to the server's Unix socket, up to the welcome; None if it can't be seen from here."""
-    if not AVAILABLE:
-        return None
-    sock = socket.socket(_AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        try:
-            sock.connect(f"\0{name}")
-        except OSError as error:
-            _logger.debug("no shared memory with %s: %s", name, _reason(error))
-            sock.close()
-            return None
-        exchange_hello(sock, credential, deadline)
-    except BaseException as error:
-        sock.close()
-        if isinstance(error, (EOFError, ConnectionError)) and not isinstance(error, MillraceError):
-            return None  # it does not share with processes of other users
-        raise
-    return sock
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError):
-        return str(error.strerror or error)
-    return str(error)

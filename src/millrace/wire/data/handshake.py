@@ -24,6 +24,7 @@ from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_keys import NONCE_BYTES, Credential, draw_key, proof
 from millrace.wire.data.frames import receive_frame, send_frame
 from millrace.wire.data.striping import StripePart
+from millrace.wire.data.tls_stream import Link
 from millrace.wire.error_codec import error_of, failure_of
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ _welcome_decoder = msgspec.msgpack.Decoder(Welcome)
 
 
 def exchange_hello(
-    sock: socket.socket,
+    sock: Link,
     credential: Credential,
     deadline: float,
     compression: Compression | None = None,
@@ -118,7 +119,7 @@ def _welcomed(hurried: _DeadlineSocket) -> Welcome:
     return welcome
 
 
-def receive_hello(sock: socket.socket, seconds: float, key_of: Callable[[bytes], bytes]) -> tuple[Hello, bytes]:
+def receive_hello(sock: Link, seconds: float, key_of: Callable[[bytes], bytes]) -> tuple[Hello, bytes]:
     """Receive a new peer's hello and its proof, which have to come within ``seconds``.
 
     Args:
@@ -163,12 +164,12 @@ def _check_answer(answer: Answer, key: bytes, hello: Hello, nonce: bytes) -> Non
     raise AuthenticationError(REFUSED_TOKEN)
 
 
-def send_welcome(sock: socket.socket, shown: bytes, local: str = "") -> None:
+def send_welcome(sock: Link, shown: bytes, local: str = "") -> None:
     """Welcome a peer, with the proof that this end knows its key."""
     send_frame(sock, Welcome(OWN, local=local, proof=shown))
 
 
-def refuse(sock: socket.socket, error: MillraceError) -> None:
+def refuse(sock: Link, error: MillraceError) -> None:
     """Tell a peer why it is not let in."""
     send_frame(sock, Welcome(OWN, failure_of(error)))
 
@@ -181,7 +182,7 @@ def _receive(hurried: _DeadlineSocket, decoder: msgspec.msgpack.Decoder[M]) -> M
 class _DeadlineSocket:
     """Socket whose next receives have to be done by ``deadline``, however the peer trickles."""
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: Link, deadline: float) -> None:
         self._sock = sock
         self._deadline = deadline
 
@@ -193,7 +194,7 @@ class _DeadlineSocket:
         return self._sock.recv_into(buffer, nbytes, flags)
 
 
-def set_socket_options(sock: socket.socket) -> None:
+def set_socket_options(sock: Link) -> None:
     """Set the options of a new TCP socket; docs/design/0003-data-plane.md says why these."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return  # whoever holds the other end is on this host: its death closes it

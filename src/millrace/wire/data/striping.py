@@ -24,6 +24,7 @@ import msgspec
 
 from millrace.errors import ProtocolError, ServiceUnreachableError
 from millrace.wire.data.frames import IOV_MAX, drop
+from millrace.wire.data.tls_stream import Link, TlsStream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,7 +61,7 @@ class Striped:
     One thread may send while another receives. :meth:`shutdown` wakes both.
     """
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, sockets: Sequence[Link]) -> None:
         self._sockets = tuple(sockets)
         self._sent = self._received = 0
 
@@ -79,9 +80,7 @@ class Striped:
         self._received += nbytes
         return nbytes if self._move(shares, _receive, select.POLLIN) else 0
 
-    def _move(
-        self, shares: list[list[memoryview]], move: Callable[[socket.socket, list[memoryview]], int], event: int
-    ) -> bool:
+    def _move(self, shares: list[list[memoryview]], move: Callable[[Link, list[memoryview]], int], event: int) -> bool:
         """Move each socket's share as fast as that socket goes; False: the peer has closed one."""
         waiting = {sock.fileno(): (sock, share) for sock, share in zip(self._sockets, shares, strict=True) if share}
         poll = select.poll()
@@ -125,11 +124,11 @@ class Striped:
             sock.close()
 
 
-def _send(sock: socket.socket, views: list[memoryview]) -> int:
+def _send(sock: Link, views: list[memoryview]) -> int:
     return sock.sendmsg(views, (), socket.MSG_DONTWAIT)
 
 
-def _receive(sock: socket.socket, views: list[memoryview]) -> int:
+def _receive(sock: Link, views: list[memoryview]) -> int:
     return sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
 
 
@@ -211,11 +210,11 @@ class PendingSockets:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[str, int], socket.socket] = {}
+        self._waiting: dict[tuple[str, int], Link] = {}
         self._closed = False
 
     @contextlib.contextmanager
-    def waiting(self, part: StripePart, sock: socket.socket, seconds: float) -> Iterator[socket.socket]:
+    def waiting(self, part: StripePart, sock: Link, seconds: float) -> Iterator[Link]:
         """Take ``sock`` over, yield it to be told so, and then wait until it was collected.
 
         Raises:
@@ -227,7 +226,8 @@ class PendingSockets:
             if key in self._waiting:
                 raise ProtocolError(f"socket {part.index} of a connection came twice")
             # Whoever holds the old object closes nothing any more.
-            lent = self._waiting[key] = socket.socket(fileno=sock.detach())
+            lent = sock.taken_over() if isinstance(sock, TlsStream) else socket.socket(fileno=sock.detach())
+            self._waiting[key] = lent
         try:
             yield lent
             with self._changed:
@@ -242,7 +242,7 @@ class PendingSockets:
         if left:
             raise ServiceUnreachableError("the first socket of its connection did not come")
 
-    def collect(self, part: StripePart) -> list[socket.socket]:
+    def collect(self, part: StripePart) -> list[Link]:
         """Collect the sockets 1, 2, ... of the connection, which belong to the caller from now on."""
         keys = [(part.connection, index) for index in range(1, part.count)]
         with self._changed:
