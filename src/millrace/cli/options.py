@@ -185,11 +185,19 @@ def size(text: str) -> int:
 
 
 def quota(text: str) -> tuple[str, int]:
-    """Parse ``TENANT=N``: a tenant and the workers that it may have, 1 or more."""
+    """Parse ``TENANT=N``: a tenant and how many workers or jobs it may have, 1 or more."""
     tenant, found, number = text.rpartition("=")
     if not (tenant and found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and a number of workers, such as vision=8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and a number, such as vision=8")
     return tenant, positive(number)
+
+
+def quota_bytes(text: str) -> tuple[str, int]:
+    """Parse ``TENANT=BYTES``: a tenant and the bytes that it may have, 1 or more."""
+    tenant, found, much = text.rpartition("=")
+    if not (tenant and found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and a size, such as vision=200GiB")
+    return tenant, size(much)
 
 
 def trust(text: str) -> tuple[str, list[str]]:

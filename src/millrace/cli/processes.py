@@ -23,6 +23,7 @@ from millrace.cli.options import (
     amount,
     positive,
     quota,
+    quota_bytes,
     seconds,
     tls_of,
     token_of,
@@ -88,6 +89,22 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="TENANT=N",
         help="workers that the jobs of a tenant may have together (default: all); may be given for several",
     )
+    command.add_argument(
+        "--quota-jobs",
+        type=quota,
+        action="append",
+        default=[],
+        metavar="TENANT=N",
+        help="jobs that a tenant may have at once (default: any number); may be given for several",
+    )
+    command.add_argument(
+        "--quota-bytes",
+        type=quota_bytes,
+        action="append",
+        default=[],
+        metavar="TENANT=BYTES",
+        help="what the jobs of a tenant keep in the cache may take, e.g. vision=200GiB (default: all of it)",
+    )
     add_scaling(command)
     command.add_argument(
         "--trust",
@@ -141,6 +158,10 @@ def _dispatcher(options: argparse.Namespace) -> int:
         raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
     if options.cache_dir is None and options.cache_bytes is not None:
         raise PipelineError("--cache-bytes says how much a cache may take: say where it is, too, with --cache-dir")
+    if options.cache_dir is None and options.quota_bytes:
+        raise PipelineError(
+            "--quota-bytes says how much of a cache a tenant may have: say where it is, with --cache-dir"
+        )
     if options.cache_dir is not None and options.cache_bytes is None:
         from millrace.blocks.disk_capacity import default_bytes
 
@@ -203,6 +224,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
         cache_compression=options.cache_compression,
         recover=options.recover,
         quotas=dict(options.quotas),
+        job_quotas=dict(options.quota_jobs),
+        byte_quotas=dict(options.quota_bytes),
         scaling_policy=options.scaling_policy,
         prices=read_prices(options.prices) if options.prices else None,
         trust=_merged(options.trust),

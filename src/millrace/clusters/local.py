@@ -29,6 +29,8 @@ class LocalService(Service):
         prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``; or
             ``"aws"``, ``"azure"`` or ``"gcp"``. None: usual ones.
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
+        job_quotas: by tenant, how many jobs it may have at once; of others: any number.
+        byte_quotas: by tenant, how many bytes of the cache what its jobs keep may take; of others: all.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: on loopback this user's own, which they find by themselves.
@@ -56,6 +58,8 @@ class LocalService(Service):
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
         quotas: Mapping[str, int] | None = None,
+        job_quotas: Mapping[str, int] | None = None,
+        byte_quotas: Mapping[str, int] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -71,7 +75,7 @@ class LocalService(Service):
                 *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
-                *quota_options(quotas),
+                *quota_options(quotas, job_quotas, byte_quotas),
             ],
             token,
             tls,

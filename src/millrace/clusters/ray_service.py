@@ -38,6 +38,8 @@ class RayService(Service):
         scaling_policy: see :class:`millrace.LocalService`.
         prices: likewise.
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
+        job_quotas: by tenant, how many jobs it may have at once; of others: any number.
+        byte_quotas: by tenant, how many bytes of the cache what its jobs keep may take; of others: all.
         host: address to listen on; None: that of this machine in the Ray cluster.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
@@ -73,6 +75,8 @@ class RayService(Service):
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
         quotas: Mapping[str, int] | None = None,
+        job_quotas: Mapping[str, int] | None = None,
+        byte_quotas: Mapping[str, int] | None = None,
         host: str | None = None,
         port: int = 0,
         token: str | None = None,
@@ -96,7 +100,7 @@ class RayService(Service):
                 *("--port", str(port)),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
-                *quota_options(quotas),
+                *quota_options(quotas, job_quotas, byte_quotas),
             ],
             token,
             tls,

@@ -85,19 +85,31 @@ def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
     ]
 
 
-def quota_options(quotas: Mapping[str, int] | None) -> list[str]:
-    """Make the options of ``millrace dispatcher`` for ``quotas``, workers by tenant from 1 on."""
+def quota_options(
+    quotas: Mapping[str, int] | None,
+    job_quotas: Mapping[str, int] | None = None,
+    byte_quotas: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Make the options of ``millrace dispatcher`` for workers, jobs and cached bytes by tenant, from 1 on."""
+    return [
+        *_by_tenant("quotas", "workers", "--quota", quotas),
+        *_by_tenant("job_quotas", "jobs", "--quota-jobs", job_quotas),
+        *_by_tenant("byte_quotas", "bytes", "--quota-bytes", byte_quotas),
+    ]
+
+
+def _by_tenant(name: str, what: str, option: str, quotas: Mapping[str, int] | None) -> list[str]:
     if quotas is not None and not isinstance(quotas, Mapping):
         raise PipelineError(
-            f"quotas are numbers of workers by the names of tenants, as in {{'vision': 8}}, not {quotas!r}"
+            f"{name} are numbers of {what} by the names of tenants, as in {{'vision': 8}}, not {quotas!r}"
         )
-    for tenant, workers in (quotas or {}).items():
+    for tenant, number in (quotas or {}).items():
         given: Any = tenant  # whatever was given
-        if not (isinstance(given, str) and given and type(workers) is int and workers >= 1):
+        if not (isinstance(given, str) and given and type(number) is int and number >= 1):
             raise PipelineError(
-                f"quotas are whole numbers of workers from 1 on, by the names of tenants, not {tenant!r}: {workers!r}"
+                f"{name} are whole numbers of {what} from 1 on, by the names of tenants, not {tenant!r}: {number!r}"
             )
-    return [word for tenant, workers in (quotas or {}).items() for word in ("--quota", f"{tenant}={workers}")]
+    return [word for tenant, number in (quotas or {}).items() for word in (option, f"{tenant}={number}")]
 
 
 class Service:

@@ -80,17 +80,14 @@ class Dispatcher:
         workers: how many it keeps running; or (least, most), and as many as its jobs need.
         first_workers: of a job that is not known, if they are as many as needed; None: one.
         heartbeat_s: seconds between two reports of a worker or consumer.
-        job_gc_timeout: seconds that a consumer's place is kept after its session broke, and a job that nobody reads
-            for expected consumers which have not come.
+        job_gc_timeout: seconds that a lost consumer's place is kept, and a job that nobody reads for those expected.
         lockstep_wait: seconds that one of several jobs which share in lockstep may keep the others waiting.
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
         cache_dir: path or URL of the folder in which workers keep blocks, which all of them can reach; empty: none.
-        cache_bytes: that blocks may take together.
-        cache_compression: of blocks that become smaller by it.
+        cache_bytes: that blocks may take together; ``cache_compression``: of those that become smaller by it.
         recover: of a damaged journal in ``work_dir`` keep what is good.
-        quotas: by tenant, how many workers its jobs may have together; of others: all.
-        scaling_policy: that finds out how many workers a job needs, of
-            :mod:`millrace.policies.scaling.scaling_policies`.
+        quotas: by tenant, workers of its jobs, and ``job_quotas``, ``byte_quotas``: jobs, and bytes of the cache.
+        scaling_policy: one of :mod:`millrace.policies.scaling.scaling_policies`, for how many workers a job needs.
         prices: of workers and training hosts, for jobs that want to be cheap and for the bill; None: usual ones.
         trust: by tenant, the tenants whose cached blocks its jobs read; of others: none.
         owner: process that the service ends with for good; empty: it may be started again at this address.
@@ -123,6 +120,8 @@ class Dispatcher:
         cache_compression: Compression | None = None,
         recover: bool = False,
         quotas: Mapping[str, int] | None = None,
+        job_quotas: Mapping[str, int] | None = None,
+        byte_quotas: Mapping[str, int] | None = None,
         scaling_policy: Kind = "millrace",
         prices: PriceTable | None = None,
         trust: Mapping[str, Iterable[str]] | None = None,
@@ -133,10 +132,9 @@ class Dispatcher:
     ) -> None:
         self.address = address
         least, most = (workers, workers) if isinstance(workers, int) else workers
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
         settings = Settings(
             __version__,
-            python,
+            f"{sys.version_info.major}.{sys.version_info.minor}",
             heartbeat_s=heartbeat_s,
             job_gc_timeout_s=job_gc_timeout,
             lockstep_wait_s=lockstep_wait,
@@ -148,6 +146,8 @@ class Dispatcher:
             most_workers=most,
             first_workers=first_workers or 1,
             quotas=dict(quotas or {}),
+            job_quotas=dict(job_quotas or {}),
+            byte_quotas=dict(byte_quotas or {}),
             scaling_policy=scaling_policy,
             prices=prices,
             trust={reader: list(writers) for reader, writers in (trust or {}).items()},

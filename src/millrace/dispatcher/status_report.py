@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from millrace.control.caching import byte_quotas
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
@@ -224,7 +225,7 @@ def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
         "hits": sight.hits,
         "misses": sight.misses,
         "lost": sight.lost,
-        "trouble": sight.trouble,
+        "trouble": sight.trouble or (byte_quotas.full(state, job.spec.tenant) if sight.full else ""),
     }
 
 
@@ -239,6 +240,10 @@ def _cache(state: State, now: float) -> dict[str, Any] | None:
         "taken": state.caches.taken,
         "limit": state.settings.cache_bytes,
         "measured": "" in state.caches.costs,
+        "tenants": [
+            {"tenant": tenant, "taken": state.caches.taken_by(tenant), "quota": quota}
+            for tenant, quota in sorted(state.settings.byte_quotas.items())
+        ],
         "points": [
             {
                 "point": name,

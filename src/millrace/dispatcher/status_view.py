@@ -28,7 +28,8 @@ def shown_to(caller: Caller, state: State, report: dict[str, Any]) -> dict[str, 
 def _cache(cache: dict[str, Any], caller: Caller, seen: set[str]) -> dict[str, Any]:
     points = [point for point in cache["points"] if point["writer"] in (None, caller.tenant)]
     shown = [{**point, "jobs": [name for name in point["jobs"] if name in seen]} for point in points]
-    return {**cache, "points": shown}
+    tenants = [each for each in cache["tenants"] if each["tenant"] == caller.tenant]
+    return {**cache, "points": shown, "tenants": tenants}
 
 
 def _worker(row: dict[str, Any], seen: set[str]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
         f"{cache['location']}: {data_size(cache['bytes'])} of {data_size(cache['limit'])} in {blocks} blocks", file=out
     )
     print(f"promised to tasks that run: {data_size(promised)}", file=out)
+    for each in cache["tenants"]:
+        print(f"tenant {each['tenant']}: {data_size(each['taken'])} of {data_size(each['quota'])}", file=out)
     for job in status["jobs"]:
         print(f"job {job['name']}: {job['mode']}: {job['cache']['why']}", file=out)
         for line in _said(job["cache"]):

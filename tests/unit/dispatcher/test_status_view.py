@@ -41,3 +41,12 @@ def test_workers_of_others_are_there_and_say_nothing_of_what_they_do():
     rows = {row["job"]: row for row in reported(ANNA)["workers"]}
     assert set(rows) == {"a", None}
     assert (rows[None]["why"], rows[None]["assigned"], rows[None]["lanes"]) == (HIDDEN, HIDDEN, [])
+
+
+def test_of_quotas_of_the_cache_each_sees_its_own_tenants():
+    service = Service(FakePlan(8), cache="/cache", cache_bytes=1000, byte_quotas={"speech": 500, "vision": 700})
+    service.say(inp.Started("here:1"))
+    report = status(service.state, service.observed, service.now)
+    assert [each["quota"] for each in report["cache"]["tenants"]] == [500, 700]
+    shown = shown_to(BERT, service.state, report)["cache"]["tenants"]
+    assert shown == [{"tenant": "speech", "taken": 0, "quota": 500}]

@@ -34,6 +34,7 @@ def status(*points: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "taken": sum(point["bytes"] for point in points) + 1024,
         "limit": 1 << 30,
         "points": list(points),
+        "tenants": [{"tenant": "vision", "taken": 2 << 20, "quota": 4 << 20}],
         **fields,
     }
     job = {
@@ -70,6 +71,7 @@ def test_statistics_say_how_full_it_is_and_what_each_job_does():
     assert out.getvalue().splitlines() == [
         "/cache: 6 MiB of 1 GiB in 4 blocks",
         "promised to tasks that run: 1 KiB",
+        "tenant vision: 2 MiB of 4 MiB",
         "job resnet: put: it saves 4 ms",
         "  it reads what speech and ads kept, too",
         "  in this epoch 30 items were read and 2 made",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.control.actions import DeleteBlocks, ListStore
+from millrace.control.caching import byte_quotas
 from millrace.control.caching.cache_mode import active, have_measured, others, place, share_kept, usable, writer
 from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.journal.cache_events import (
@@ -18,7 +19,7 @@ from millrace.control.journal.cache_events import (
     StoreCalibrated,
 )
 from millrace.control.journal.transaction import Transaction
-from millrace.control.state.cache_state import CachedPoint
+from millrace.control.state.cache_state import CachedPoint, is_of
 from millrace.control.state.state import Job, State
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import eviction
@@ -81,21 +82,29 @@ def _room(tx: Transaction, job: Job, point: CachePoint) -> int:
     if point.path:
         return UNBOUNDED  # of the user's own folder
     cached = state.caches.points.get(name, CachedPoint())
-    limit = state.settings.cache_bytes
+    tenant = job.spec.tenant
+    limit = byte_quotas.limit_of(state, tenant)
     by_task = cached.whole // job.length if job.length and cached.whole else 0
     known = max(cached.largest, by_task)
     least = min(ROOM_LEAST, limit // 64)
     wanted = min(limit, max(least, int(ROOM_SPARE * known))) if known else min(FIRST_ROOM, limit // 8)
-    free = limit - state.caches.taken - tx.observed.measuring_room
-    if wanted <= free:
+    free = state.settings.cache_bytes - state.caches.taken - tx.observed.measuring_room
+    own = byte_quotas.own_room(state, tenant)
+    full = own is not None and own < wanted
+    if wanted <= free and not full:
         return wanted
     if tx.now - tx.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
         return 0
     tx.observed.no_room[name] = tx.now
     lacking = max(wanted, cached.whole - cached.bytes)
-    decision = eviction.admit(name, wanted, lacking, free, _blocks(state), benefits(state, tx.now))
+    if own is not None and full:
+        lacking, free = min(lacking, limit), own  # first among its own: there may be room for all then
+    going = _blocks(state, tenant if full else None)
+    decision = eviction.admit(name, wanted, max(wanted, lacking), free, going, benefits(state, tx.now))
     if decision.value:
         _give_up(tx, decision.value, decision.reason)
+    elif full:
+        byte_quotas.tell_full(tx, job)
     return 0  # there will be room when they are gone
 
 
@@ -111,11 +120,12 @@ def benefits(state: State, now: float) -> dict[str, float]:
     return found
 
 
-def _blocks(state: State) -> dict[str, list[eviction.KeptBlockSize]]:
+def _blocks(state: State, tenant: str | None = None) -> dict[str, list[eviction.KeptBlockSize]]:
+    """List what may go by place: of all, or of a tenant."""
     return {
         name: [eviction.KeptBlockSize(f"{name}/{block.name}", block.bytes) for block in cached.readable]
         for name, cached in state.caches.points.items()
-        if not cached.path
+        if not cached.path and (tenant is None or is_of(name, tenant))
     }
 
 
@@ -301,7 +311,12 @@ def _found(
 
 
 def _fit(tx: Transaction) -> None:
-    """Give up what is more than there may be, beside what is evicted anyway."""
+    """Give up what is more than there may be, of each tenant and of all, beside what is evicted anyway."""
+    for tenant in tx.state.settings.byte_quotas:
+        over = byte_quotas.too_much(tx.state, tenant)
+        if over > 0:
+            decision = eviction.evict(_blocks(tx.state, tenant), benefits(tx.state, tx.now), over)
+            _give_up(tx, decision.value, decision.reason)
     points = tx.state.caches.points.values()
     going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.evicting)
     over = tx.state.caches.taken - going - tx.state.settings.cache_bytes

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.caching import byte_quotas
 from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended, telling
 from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Transaction
-from millrace.control.state.cache_state import CachedPoint, CacheMode, place_of
+from millrace.control.state.cache_state import CachedPoint, CacheMode, is_of, place_of
 from millrace.control.state.observed import CacheObservation
 from millrace.control.state.state import Job, State
 from millrace.planning.cache_point import CachePoint, fixed_notice
@@ -360,13 +361,13 @@ def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheObservatio
 
 def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) -> StoreModel:
     own = {name for point in points for name in (place(job, point), *others(state, job, point))}
-    used = unused = 0
+    used = mine = 0
     for name, cached in state.caches.points.items():
-        if not cached.path:
+        # What nobody uses any more makes room.
+        if not cached.path and (name in own or any(each in state.jobs for each in cached.uses)):
             used += cached.bytes
-            # What nobody uses any more makes room.
-            unused += cached.bytes if name not in own and not any(each in state.jobs for each in cached.uses) else 0
+            mine += cached.bytes if is_of(name, job.spec.tenant) else 0
     large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
-    room = max(0, state.settings.cache_bytes - used + unused)
+    room = max(0, min(state.settings.cache_bytes - used, byte_quotas.limit_of(state, job.spec.tenant) - mine))
     read = cost.cold if large else cost.read
     return StoreModel(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

@@ -16,7 +16,7 @@ import msgspec
 from millrace.control.inputs import JoinRequested
 from millrace.control.journal.consumer_events import ConsumerJoined
 from millrace.control.journal.transaction import Transaction
-from millrace.control.membership import access, gathering, testimony
+from millrace.control.membership import access, gathering, job_quotas, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
@@ -71,6 +71,8 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         access.check_group(caller, tx.state.jobs.get(spec.name), spec, list(caller.rights.read))
         job = _group_there(tx, spec, message)
         number = _find_member(tx, job, name, message)
+        if number is None:
+            job_quotas.check_room(tx, spec.tenant, (spec.name, name))
     except Refused as refused:
         refuse(tx, item.message.client, _detached(tx, item.message) or refused.failure)
         return
@@ -78,7 +80,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
         _came_back(tx, job, number, message)
         return
     _void(tx, job, name, message.consumer if spec.coordinated else None)
-    ranks = gathering.gather(tx, spec, name, item)
+    ranks = gathering.gather(tx, spec, name, msgspec.structs.replace(item, message=message))
     if ranks:
         _begin(tx, spec, name, ranks)
 

@@ -18,7 +18,7 @@ from millrace.control.journal.consumer_events import (
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, TableRecorded
 from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerDismissed
-from millrace.control.membership import access, testimony
+from millrace.control.membership import access, job_quotas, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
@@ -120,22 +120,22 @@ def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob, caller: Cal
     """Find the job that a client joins (None if it begins one, be it in another's place), and what to tell it."""
     job = tx.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
-        access.check_begin(caller, spec, job, "load a state into")
+        job_quotas.check_begin(tx, caller, spec, job, "load a state into")
         begin_anew(tx, job, message)
         return None, ""
     if job is not None and job.failure is not None:
         access.check_join(caller, job)
         check_failed(job, message)
-        access.check_begin(caller, spec, job)
+        job_quotas.check_begin(tx, caller, spec, job)
         remove_job(tx, job, "it had failed and was started again")
         return None, ""
     if job is None:
         check_new(tx.state.settings, spec, message)
-        access.check_begin(caller, spec)
+        job_quotas.check_begin(tx, caller, spec)
         return None, late_for(tx.state, spec, message, tx.now)
     anew = another_run(job, spec, message)
     if anew:
-        access.check_begin(caller, spec, job)
+        job_quotas.check_begin(tx, caller, spec, job)
         remove_job(tx, job, "it was started again")
         return None, anew
     access.check_join(caller, job)

@@ -102,6 +102,11 @@ class Caches(msgspec.Struct):
         blocks = sum(cached.bytes for cached in self.points.values() if not cached.path)
         return blocks + sum(held.room for held in self.reservations.values() if "@" not in held.place)
 
+    def taken_by(self, tenant: str) -> int:
+        """Count the bytes of the service's store that a tenant's blocks take, or were promised for these."""
+        blocks = sum(cached.bytes for name, cached in self.points.items() if is_of(name, tenant))
+        return blocks + sum(held.room for held in self.reservations.values() if is_of(held.place, tenant))
+
 
 class CacheMode(msgspec.Struct, frozen=True):
     """Use that a job makes of its cache points.
@@ -138,6 +143,11 @@ def place_of(fingerprint: str, path: str, writer: str) -> str:
     if path:
         return f"{fingerprint}@{path}"
     return f"{fingerprint}-{hashlib.blake2b(writer.encode(), digest_size=8).hexdigest()}" if writer else fingerprint
+
+
+def is_of(place: str, tenant: str) -> bool:
+    """Whether blocks at a place of the service's store were made for a tenant's jobs."""
+    return place.endswith(place_of("", "", tenant)) and "@" not in place
 
 
 def split_place(place: str) -> tuple[str, str, str]:

@@ -71,6 +71,7 @@ class CacheObservation(msgspec.Struct):
         hits: items that were read in this epoch, and ``misses`` those that were made.
         lost: blocks that should have been there and could not be read.
         trouble: why the last run that was to keep something did not; empty if it did.
+        full: the job was told that its tenant has its quota of bytes.
     """
 
     regime: Regime | None = None
@@ -86,6 +87,7 @@ class CacheObservation(msgspec.Struct):
     misses: int = 0
     lost: int = 0
     trouble: str = ""
+    full: bool = False
 
 
 class Reading(msgspec.Struct, frozen=True):

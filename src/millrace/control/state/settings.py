@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True):
         turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
             it is too short.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
+        job_quotas: by tenant, how many jobs it may have at once; of others: any number.
+        byte_quotas: by tenant, how much of ``cache_bytes`` what its jobs keep may take; of others: all.
         scaling_policy: that finds out how many workers a job needs.
         prices: for what is said to cost what; None: nobody has said any.
         lockstep_wait_s: for how long a job may keep others waiting that share its computation in lockstep.
@@ -64,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True):
     drain_s: float = 60.0
     patience_s: float = 60.0
     quotas: dict[str, int] = {}
+    job_quotas: dict[str, int] = {}
+    byte_quotas: dict[str, int] = {}
     scaling_policy: Kind = "millrace"
     prices: PriceTable | None = None
     lockstep_wait_s: float = 30.0
