@@ -78,6 +78,43 @@ def test_services_and_selectors_find_their_pods():
     assert manifest("Service", "millrace-dispatcher")["spec"]["selector"] == DISPATCHER["selector"]["matchLabels"]
 
 
+def passes(policy, sender, namespace, port):
+    """Whether a NetworkPolicy lets a pod with these labels, in a namespace with these (None: its own), connect."""
+
+    def matches(peer):
+        assert peer.keys() <= {"podSelector", "namespaceSelector"}
+        there = peer.get("namespaceSelector")
+        near = namespace is None if there is None else there["matchLabels"].items() <= (namespace or {}).items()
+        return near and peer["podSelector"]["matchLabels"].items() <= sender.items()
+
+    rules = policy["spec"]["ingress"]
+    return any(
+        port in [each["port"] for each in rule["ports"]] and any(matches(peer) for peer in rule["from"])
+        for rule in rules
+    )
+
+
+CONSUMER = {"millrace-consumer": "true"}
+
+
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+def test_ports_are_open_to_those_who_need_them_and_closed_to_others(spec):
+    labels = spec["selector"]["matchLabels"]
+    policy = manifest("NetworkPolicy", f"millrace-{labels['app.kubernetes.io/component']}")
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    (port,) = [each["name"] for each in container(spec)["ports"]]
+    assert passes(policy, WORKERS["selector"]["matchLabels"], None, port)
+    assert passes(policy, {**CONSUMER, "app": "training"}, None, port)
+    assert passes(policy, CONSUMER, {"name": "vision", **CONSUMER}, port)
+    assert not passes(policy, {"app": "training"}, None, port)
+    assert not passes(policy, DISPATCHER["selector"]["matchLabels"], None, port)  # it connects to nobody
+    assert not passes(policy, WORKERS["selector"]["matchLabels"], {"name": "another"}, port)
+    assert not passes(policy, CONSUMER, {"name": "another"}, port)  # whoever labels pods there may be anybody
+    assert not passes(policy, {"app": "training"}, CONSUMER, port)
+    assert not passes(policy, CONSUMER, None, "ssh")
+
+
 @pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
 def test_no_pod_may_do_more_than_it_needs(spec):
     assert pod(spec)["securityContext"]["runAsNonRoot"] is True
