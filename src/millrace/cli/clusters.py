@@ -14,6 +14,8 @@ from millrace.errors import PipelineError
 if TYPE_CHECKING:
     from millrace.dispatcher.cluster_contract import Cluster
 
+_LEAST_MEMORY = 256 << 20
+
 
 def add_clusters(command: argparse.ArgumentParser) -> None:
     """Add the options about workers that the dispatcher starts."""
@@ -41,6 +43,12 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each, but for pods"
     )
+    group.add_argument(
+        "--worker-memory",
+        type=size,
+        metavar="N",
+        help="that each process on this machine may have for itself, or that Ray sets aside for each, e.g. 8GiB",
+    )
     group = command.add_argument_group("with --cluster ray", "see docs/ray.md")
     group.add_argument(
         "--ray-address", default="auto", metavar="ADDRESS", help="default: the cluster that this machine is a node of"
@@ -48,7 +56,6 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--worker-cpus", type=amount, default=1.0, metavar="N", help="cores that Ray sets aside for each (default 1)"
     )
-    group.add_argument("--worker-memory", type=size, metavar="N", help="that Ray sets aside for each, e.g. 2GiB")
     group.add_argument(
         "--worker-resource",
         type=named_amount,
@@ -88,7 +95,12 @@ def _of_workers(options: argparse.Namespace) -> list[str]:
 def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
     from millrace.clusters.subprocesses import LocalCluster
 
-    cluster = LocalCluster(dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options)], token, options.tls)
+    if options.worker_memory is not None and options.worker_memory < _LEAST_MEMORY:
+        raise PipelineError("--worker-memory is at least 256MiB: a worker takes some 100 before it runs anything")
+    limit = () if options.worker_memory is None else ("--memory", str(options.worker_memory))
+    cluster = LocalCluster(
+        dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options), *limit], token, options.tls
+    )
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))
     return cluster

@@ -25,6 +25,7 @@ from millrace.cli.options import (
     quota,
     quota_bytes,
     seconds,
+    size,
     tls_of,
     token_of,
     trust,
@@ -36,6 +37,8 @@ _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrac
 """Modules that a worker's first task needs: loaded while it waits for the dispatcher's address."""
 _FOR_WORKER = 4096
 _FOR_DISPATCHER = 65536
+_OWN_THREADS = 24
+"""Of a worker, beside those of user functions."""
 
 
 def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -136,6 +139,12 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--threads", type=positive, metavar="N", help="cores that user functions keep busy (default: all)"
     )
     add_memory(command)
+    command.add_argument(
+        "--memory",
+        type=size,
+        metavar="N",
+        help="that it may have for itself, e.g. 8GiB; a function that asks for more gets a MemoryError (default: all)",
+    )
     command.add_argument("--name", help="unique in the service (default: drawn)")
     command.add_argument(
         "--job", default="", metavar="NAME", help="serve this job alone, which is read on this machine (default: any)"
@@ -266,6 +275,8 @@ def _worker(options: argparse.Namespace) -> int:
 
     from millrace.worker.worker_process import WorkerProcess
 
+    if options.memory is not None:  # Arrow's own pool takes a gibibyte of addresses at once, used or not
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     dispatcher: str = options.dispatcher
     if dispatcher == "-":
         for module in _FOR_TASKS:
@@ -274,6 +285,10 @@ def _worker(options: argparse.Namespace) -> int:
         if not dispatcher:
             return 0  # whoever would have said it has ended
     _raise_descriptors(_FOR_WORKER)  # each piece of shared memory takes one
+    if options.memory is not None:
+        from millrace.engine.user_code.memory_limit import limit_memory
+
+        limit_memory(options.memory, (options.threads or os.cpu_count() or 1) + _OWN_THREADS)
     worker = WorkerProcess(
         dispatcher,
         token=token_of(options),

@@ -36,6 +36,8 @@ class LocalService(Service):
         token: that clients must present; None: on loopback this user's own, which they find by themselves.
         tls: folder of certificates (``millrace tls init``); None: none, and what is said can be heard.
         threads: for user functions in each worker; None: the cores, shared among the workers.
+        memory: bytes that each worker's process may have for itself: a function that asks for more gets a MemoryError.
+            None: what there is.
 
     Attributes:
         address: to give to ``distribute``, e.g. ``grpc://127.0.0.1:40123``.
@@ -65,6 +67,7 @@ class LocalService(Service):
         token: str | None = None,
         tls: str | None = None,
         threads: int | None = None,
+        memory: int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
         least, most = worker_range(min_workers, max_workers, cores)
@@ -73,6 +76,7 @@ class LocalService(Service):
             [
                 *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
+                *(() if memory is None else ("--worker-memory", str(memory))),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.user_code import memory_limit
 from millrace.engine.user_code.crash_probe import CrashProbe, RunStoppedError, WorkerEndedError
 from millrace.errors import ElementError, MillraceError
 from millrace.graph.nodes import Opaque
@@ -167,7 +168,7 @@ class Calls:
         """Make the error to raise for ``error`` at element ``index``: with operator, origin and user's traceback."""
         where = self._describe(chunk.origin, int(chunk.positions[index]))
         return ElementError(
-            f"{label} failed on {where}: {type(error).__name__}: {error}",
+            f"{label} failed on {where}: {type(error).__name__}: {error}{memory_limit.said(error)}",
             operator=label,
             where=where,
             user_traceback="" if isinstance(error, WorkerEndedError) else _traceback(error),
