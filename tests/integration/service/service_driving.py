@@ -100,6 +100,10 @@ class Service:
         self.dispatcher.kill()
         self.dispatcher.wait()
         hang_up(self.dispatcher)
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Starts a dispatcher at the address of the one that has ended."""
         self.dispatcher = self._start(self.address.rsplit(":", 1)[1])
 
     def status(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_one_that_holds_not_even_a_block_keeps_nothing_and_all_is_read():
     assert stored(service, "red") == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(("red", "blue", "green")), st.sampled_from(PRINTS), st.integers(0, 2)),

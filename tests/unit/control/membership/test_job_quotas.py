@@ -166,7 +166,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(STEP, max_size=25), st.integers(1, 3))
 def test_no_tenant_ever_begins_more_than_its_quota_and_others_are_never_refused(steps, quota):
     service = begun(quota, job_gc_timeout_s=20.0)
