@@ -219,13 +219,16 @@ def test_who_begins_a_handshake_and_stops_is_hung_up_on(hosts, monkeypatch):
 
 
 def test_who_stops_in_a_handshake_does_not_keep_a_server_from_its_end(hosts):
+    before = set(threading.enumerate())
     with serve(hosts.good) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"\x16\x03\x01")
         with dial(server, hosts.other) as connection:  # behind it
             connection.send(Ping(1))
             assert connection.receive(PING)[0] == Ping(1)
         server.close()
-        assert threading.active_count() < 20
+        for thread in set(threading.enumerate()) - before:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), thread.name
 
 
 def test_certificates_change_while_a_server_runs(hosts):

@@ -102,7 +102,8 @@ class Acceptor:
         """Accept no more, and hang up on who has said nothing yet. May be called more than once."""
         if not self._closing:
             self._closing = True
-            self._wake.send(b"x")
+            with contextlib.suppress(OSError):  # of a thread that something else has woken, and which has ended by now
+                self._wake.send(b"x")
         if self.thread is not threading.current_thread():
             self.thread.join()
 
