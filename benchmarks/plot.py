@@ -192,6 +192,18 @@ TARGETS = (
         for jobs, least in ((2, 0.49), (8, 0.87))
         for way in ("window", "lockstep")
     ),
+    *(
+        Target(f"samples/s from a bucket, {when}, of {peer}", "bucket", figure, ours, peer, least=1.0)
+        for ours, peers in (
+            ("millrace, raw objects, service", ("s3fs and DataLoader, raw objects",)),
+            (
+                "millrace, packed, service",
+                ("WebDataset, packed", "MosaicML Streaming, its shards", "LitData, its shards"),
+            ),
+        )
+        for peer in peers
+        for when, figure in (("from a cold start", "cold"), ("in the second epoch", "second"))
+    ),
     Target("items that a second job makes again", "papers.figure11", "again", "service", most=0),
     Target("what a cache of a quarter saves, of the ideal", "papers.quarter", "saved", "service", least=0.95),
     *(
