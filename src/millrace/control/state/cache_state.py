@@ -147,7 +147,8 @@ def place_of(fingerprint: str, path: str, writer: str) -> str:
 
 def is_of(place: str, tenant: str) -> bool:
     """Whether blocks at a place of the service's store were made for a tenant's jobs."""
-    return place.endswith(place_of("", "", tenant)) and "@" not in place
+    fingerprint, _, path = split_place(place)
+    return not path and place == place_of(fingerprint, "", tenant)
 
 
 def split_place(place: str) -> tuple[str, str, str]:

@@ -1,6 +1,7 @@
 """How much of a cache a tenant has: what of its own goes, what of others stays, and a quota that was lowered."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.control.control_driver import FakePlan, Service
@@ -198,3 +199,10 @@ def test_what_is_found_of_a_tenant_beyond_its_quota_goes_as_the_service_starts()
     service.say(inp.Started("here:1"))
     service.answer_for_store()
     assert (stored(service, "red"), stored(service, "blue")) == (200, 600)
+
+
+@pytest.mark.parametrize("tenant", ["", "a", "ba"])
+def test_blocks_are_of_the_tenant_for_whom_they_were_made_and_of_no_other(tenant):
+    place = place_of("f" * 32, "", tenant)
+    assert [other for other in ("", "a", "ba") if is_of(place, other)] == [tenant]
+    assert not is_of(place_of("f" * 32, "/own/folder", tenant), tenant), "the user's own folder is no part of the cache"
