@@ -277,6 +277,28 @@ def test_closing_the_server_ends_its_threads():
             connection.receive(PING)
 
 
+def test_a_server_closes_though_its_thread_was_woken_by_something_else_just_then(monkeypatch):
+    server = DataServer("127.0.0.1", bulk_echo)
+    acceptor = server._acceptor
+    wake = acceptor._wake
+
+    class Late:
+        """Wakes the thread, and again once that has ended."""
+
+        def send(self, data):
+            wake.send(data)
+            acceptor.thread.join(PROMPTLY_S)
+            return wake.send(data)
+
+        def close(self):
+            wake.close()
+
+    monkeypatch.setattr(acceptor, "_wake", Late())
+    server.close()
+    assert not acceptor.thread.is_alive()
+    assert all(listener.fileno() == -1 for listener in acceptor._listeners)
+
+
 def test_a_killed_bulk_server_is_noticed(peer):
     with peer("bulk_server") as (process, address), open_data_connection(address) as connection:
         connection.send(Ping(1))
