@@ -15,9 +15,6 @@ from typing import Any
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import react
-from millrace.control.journal.consumer_events import ConsumerJoined
-from millrace.control.journal.event import Event
-from millrace.control.journal.job_events import JobCreated, TableRecorded
 from millrace.control.journal.snapshot import dump
 from millrace.control.journal.transaction import Transaction, merged
 from millrace.control.journal.worker_events import WorkerRetiring
@@ -32,6 +29,7 @@ from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.job_keys import JobKeys
 from millrace.dispatcher.journal_file import Journal
+from millrace.dispatcher.needed_blobs import adopt_needed, hold_needed
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.service_calls import service_calls
 from millrace.dispatcher.sessions import (
@@ -243,9 +241,7 @@ class Dispatcher:
         for worker in self._state.workers.values():
             if worker.draining:
                 self._worker_pool.leaves(worker.id)
-        jobs = self._state.jobs.values()
-        needed = ((job.name, digest) for job in jobs for digest in (*job.spec.blobs, job.tables_digest))
-        self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
+        adopt_needed(self._blobs, self._state)
 
     async def broken(self) -> None:
         """Wait until it cannot go on, be it by a bug, for the reason that ``failure`` has: stop it then."""
@@ -317,7 +313,7 @@ class Dispatcher:
                         _logger.exception("could not do %r", type(action).__name__)
                         if session is not None:
                             session.close(internal_error(error))
-                self._hold(each.events)
+                hold_needed(self._blobs, self._state, each.events)
                 each.log()
             self._answer(checks, "")
 
@@ -348,19 +344,6 @@ class Dispatcher:
         for check in answered:
             if not check.done():
                 check.set_result(waits)
-
-    def _hold(self, events: list[Event]) -> None:
-        """Keep functions and split tables of jobs; after what the same input ended, e.g. a job of the same name."""
-        for event in events:
-            if isinstance(event, JobCreated):
-                for digest in event.spec.blobs:
-                    self._blobs.hold(event.spec.name, digest)
-            elif isinstance(event, TableRecorded):
-                self._blobs.hold(event.job, event.digest)
-                self._blobs.keep_promise(event.digest)
-            elif isinstance(event, ConsumerJoined) and event.job in self._state.jobs:
-                for digest in self._state.jobs[event.job].spec.blobs:
-                    self._blobs.keep_promise(digest)
 
     def _send(self, session: Session | None, message: Any, job: str) -> None:
         unsendable = send(session, message, job)
