@@ -96,7 +96,7 @@ def run(kind: str, place: str, epochs: int) -> Used:
         dispatcher = None
         if place != PLACES[0]:
             command = [*far, sys.executable, "-m", "millrace", "dispatcher", "--host", host, "--port", "0"]
-            command += ["--local-workers", str(WORKERS), "--threads", "1", "--parent-pipe"]
+            command += ["--local-workers", str(WORKERS), "--threads", "1", "--parent-pipe", "--insecure"]
             dispatcher = stack.enter_context(started(command, environment))
             assert dispatcher.stdout is not None
             reader.append(json.loads(dispatcher.stdout.readline())["address"])

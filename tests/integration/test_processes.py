@@ -243,10 +243,13 @@ def test_status_of_nothing_says_so(capsys):
     assert "no dispatcher answered at 127.0.0.1:1 within 0.3 s" in capsys.readouterr().err
 
 
-def test_listening_everywhere_demands_a_token():
+def test_listening_everywhere_demands_a_token_and_tls():
     done = run("dispatcher", "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 1
     assert "without a token" in done.stderr
+    done = run("dispatcher", "--host", "0.0.0.0", "--port", "0", "--token", "secret")
+    assert done.returncode == 1
+    assert "without TLS" in done.stderr
 
 
 def test_what_user_functions_print_does_no_harm():

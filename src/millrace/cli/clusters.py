@@ -88,7 +88,7 @@ def _of_workers(options: argparse.Namespace) -> list[str]:
         *("--buffer-bytes", str(options.buffer_bytes)),
         *(() if options.threads is None else ("--threads", str(options.threads))),
         *(() if options.shared_memory else ("--no-shared-memory",)),
-        *(("--mtls",) if options.mtls else ()),
+        *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
     ]
 
 

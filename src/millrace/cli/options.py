@@ -76,13 +76,18 @@ def add_scaling(command: argparse.ArgumentParser) -> None:
 
 def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPBACK) -> None:
     """Add the options about where to listen: at ``host`` if nothing is said."""
-    command.add_argument("--host", help=f"address to listen on (default {host}); others than loopback need a token")
+    command.add_argument(
+        "--host", help=f"address to listen on (default {host}); others than loopback need a token and --tls"
+    )
     shown = str(port) if port else "any that is free"
     command.add_argument(
         "--port", type=port_number, default=port, metavar="N", help=f"port to listen on (default {shown})"
     )
     command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, or on loopback your own)")
     add_certificates(command)
+    command.add_argument(
+        "--insecure", action="store_true", help="listen beyond loopback without certificates: nobody else hears that"
+    )
     command.add_argument(
         "--mtls", action="store_true", help="demand a certificate of the same authority from whoever connects"
     )

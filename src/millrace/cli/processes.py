@@ -240,6 +240,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         trust=_merged(options.trust),
         owner="" if options.port else options.owner,
         tls=tls,
+        insecure=options.insecure,
     )
     stopped = asyncio.create_task(over.wait())
     try:
@@ -302,6 +303,7 @@ def _worker(options: argparse.Namespace) -> int:
         drain_timeout=options.drain_timeout,
         job=options.job,
         tls=tls_of(options),
+        insecure=options.insecure,
     )
     os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)

@@ -31,10 +31,11 @@ class LocalService(Service):
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
         job_quotas: by tenant, how many jobs it may have at once; of others: any number.
         byte_quotas: by tenant, how many bytes of the cache what its jobs keep may take; of others: all.
-        host: address to listen on; others than loopback demand a token.
+        host: address to listen on; others than loopback demand ``token`` and ``tls``.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: on loopback this user's own, which they find by themselves.
         tls: folder of certificates (``millrace tls init``); None: none, and what is said can be heard.
+        insecure: that what is said on other networks than loopback can be heard is no mistake.
         threads: for user functions in each worker; None: the cores, shared among the workers.
         memory: bytes that each worker's process may have for itself: a function that asks for more gets a MemoryError.
             None: what there is.
@@ -66,6 +67,7 @@ class LocalService(Service):
         port: int = 0,
         token: str | None = None,
         tls: str | None = None,
+        insecure: bool = False,
         threads: int | None = None,
         memory: int | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class LocalService(Service):
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),
+                *(("--insecure",) if insecure else ()),
             ],
             token,
             tls,

@@ -44,6 +44,8 @@ class LocalWorkers:
         self.job = job
         # Where the dispatcher sees this host: others may have to fetch from there what tasks leave over.
         command = ["worker", "--dispatcher", dispatcher, "--job", job, "--threads", "1", "--host", own_host(dispatcher)]
+        if not tls:
+            command.append("--insecure")  # as the service is that it works for
         self._processes = _RespawnedProcesses(command, workers, token, tls)
         # Dropped without close(), which may happen in any thread, inside anything: only hang up.
         self._finalizer = weakref.finalize(self, self._processes.hang_up_all)

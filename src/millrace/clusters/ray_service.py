@@ -43,7 +43,8 @@ class RayService(Service):
         host: address to listen on; None: that of this machine in the Ray cluster.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
-        tls: folder of certificates, on every node (see docs/security.md); None: none, and what is said can be heard.
+        tls: folder of certificates, on every node (docs/security.md); None: that of the environment (MILLRACE_TLS).
+        insecure: that what is said on other networks than loopback can be heard is no mistake.
         threads: for user functions in each worker; None: ``num_cpus``, and at least one.
 
     Attributes:
@@ -81,6 +82,7 @@ class RayService(Service):
         port: int = 0,
         token: str | None = None,
         tls: str | None = None,
+        insecure: bool = False,
         threads: int | None = None,
     ) -> None:
         ray = _connected()
@@ -88,6 +90,7 @@ class RayService(Service):
         room = _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}) if max_workers is None else 0
         least, most = worker_range(min_workers, max_workers, room)
         token = token or os.environ.get("MILLRACE_TOKEN") or secrets.token_hex(32)
+        tls = tls or os.environ.get("MILLRACE_TLS")
         where = ray_address or (ray.get_runtime_context().gcs_address if ray else "auto")
         super().__init__(
             [
@@ -101,6 +104,7 @@ class RayService(Service):
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),
+                *(("--insecure",) if insecure else ()),
             ],
             token,
             tls,

@@ -89,7 +89,7 @@ class Dispatcher:
         prices: of workers and training hosts, for jobs that want to be cheap and for the bill; None: usual ones.
         trust: by tenant, the tenants whose cached blocks its jobs read; of others: none.
         owner: process that the service ends with for good; empty: it may be started again at this address.
-        tls: this host's certificates; None: none, and what is said can be heard.
+        tls: this host's certificates; None: none. ``insecure``: no mistake where others can hear what is said.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -125,6 +125,7 @@ class Dispatcher:
         trust: Mapping[str, Iterable[str]] | None = None,
         owner: str = "",
         tls: TlsFiles | None = None,
+        insecure: bool = False,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -199,6 +200,7 @@ class Dispatcher:
             worker_token=worker_token,
             owner=owner,
             tls=tls,
+            insecure=insecure,
         )
 
     async def start(self) -> str:
@@ -206,8 +208,7 @@ class Dispatcher:
 
         Raises:
             AddressInUseError: the port is taken.
-            ServiceError: the address is not of this machine, workers can't be started, another dispatcher has the
-                work_dir, or its journal is damaged.
+            ServiceError: it can't listen or start workers, another one has the work_dir, or the journal is damaged.
         """
         try:
             if self._work_path is not None:

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from millrace.errors import AuthenticationError, VersionMismatchError
+from millrace.errors import AuthenticationError, ServiceError, VersionMismatchError
 from millrace.protocol.messages import PROTOCOL
 from millrace.version import __version__
 from millrace.wire.address import format_address, is_loopback
@@ -52,17 +52,31 @@ def check_token_form(token: str | None) -> None:
         )
 
 
-def check_exposure(host: str, port: int, token: str | None, tokens: str = "") -> None:
+def check_exposure(host: str, port: int, token: str | None, tokens: str = "", *, private: bool) -> None:
     """Refuse to listen where others could connect unless they have to know ``token``, or one of a file of ``tokens``.
+
+    Args:
+        host: to listen on.
+        port: likewise.
+        token: None: none.
+        tokens: path of a file; empty: none.
+        private: nobody can hear what is said, or the user has said that it does not matter.
 
     Raises:
         AuthenticationError: no token and not a loopback address, or a malformed token.
+        ServiceError: not a loopback address, and not private.
     """
     check_token_form(token)
     if token is None and not tokens and not is_loopback(host):
         raise AuthenticationError(
             f"refused to listen on {format_address(host, port)} without a token: whoever reaches it could run code"
             f" on the workers. Set MILLRACE_TOKEN or pass token=..., the same everywhere, or listen on 127.0.0.1"
+        )
+    if not private and not is_loopback(host):
+        raise ServiceError(
+            f"refused to listen on {format_address(host, port)} without TLS: whoever hears that network could read and"
+            f" change what is said. Give certificates (`millrace tls init`; --tls, MILLRACE_TLS, tls=...), or say that"
+            f" nobody else hears it: --insecure, insecure=True"
         )
 
 

@@ -63,6 +63,7 @@ class WorkerProcess:
         name: unique in the service; None draws one.
         job: the one job that it serves, which is read on this host; empty: any.
         tls: this host's certificates; None: none, and what is said can be heard.
+        insecure: that it can be heard on other networks than loopback is no mistake.
     """
 
     def __init__(
@@ -80,12 +81,13 @@ class WorkerProcess:
         name: str | None = None,
         job: str = "",
         tls: TlsFiles | None = None,
+        insecure: bool = False,
     ) -> None:
         self._job = job
         self.id = name or uuid.uuid4().hex
         self._dispatcher = dispatcher
         self._token = token
-        self._host = host
+        self._host, self._insecure = host, insecure
         self._port = port
         self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
         self._drain_timeout = drain_timeout
@@ -138,6 +140,7 @@ class WorkerProcess:
             arena=self._arena,
             key_of=self._tasks.key_of,
             tls=self._tls,
+            insecure=self._insecure,
         )
         self._tasks.address = format_address(self._advertised, server.port)
         threads = [

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
-from tests.manifests import manifest
+from tests.manifests import insecure, manifest
 
 from millrace.clusters.child_process import reap
 
@@ -36,6 +36,7 @@ class FakeKubernetes:
 
     Args:
         dispatcher: says where the pods find it.
+        tls: folder that lies where the pods' secret is to; empty: the pods are those without TLS.
 
     Attributes:
         url: of the API server.
@@ -49,7 +50,7 @@ class FakeKubernetes:
         quota: pods that the namespace may have.
     """
 
-    def __init__(self, dispatcher: Callable[[], str]) -> None:
+    def __init__(self, dispatcher: Callable[[], str], tls: str = "") -> None:
         self.url = ""
         self.token = TOKEN
         self.done: set[tuple[str, str]] = set()
@@ -59,7 +60,8 @@ class FakeKubernetes:
         self.found_ready = True
         self.quota = 1 << 30
         self._dispatcher = dispatcher
-        self._deployment = manifest("Deployment", DEPLOYMENT)
+        self._tls = tls
+        self._deployment = manifest("Deployment", DEPLOYMENT) if tls else insecure(manifest("Deployment", DEPLOYMENT))
         self._deployment["metadata"]["resourceVersion"] = "1"
         self._rules = manifest("Role", "millrace-dispatcher")["rules"]
         self._version = 1
@@ -349,6 +351,8 @@ class FakeKubernetes:
         pod = self.pods[name]
         (container,) = pod["spec"]["containers"]
         values = {variable["name"]: _value(variable, pod) for variable in container["env"]}
+        if self._tls:
+            values["MILLRACE_TLS"] = self._tls
         arguments = [
             functools.reduce(lambda text, name: text.replace(f"$({name})", values[name]), values, argument)
             for argument in container["args"]

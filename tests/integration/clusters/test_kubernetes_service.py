@@ -17,9 +17,10 @@ from tests.integration.clusters.fake_kubernetes import NAMESPACE, SECRET, FakeKu
 
 import millrace as mr
 from millrace.clusters.child_process import hang_up, reap, spawn
+from millrace.wire.tls_authority import TlsAuthority
 
 
-def start(fake, *arguments):
+def start(fake, *arguments, tls=""):
     given = ("--cluster", "kubernetes", "--api-server", fake.url, "--namespace", NAMESPACE, "--heartbeat", "1")
     environment = {"MILLRACE_TOKEN": SECRET}
     return spawn(
@@ -27,6 +28,7 @@ def start(fake, *arguments):
         worker=False,
         stdout=subprocess.PIPE,
         extra=environment,
+        tls=tls,
     )
 
 
@@ -88,6 +90,34 @@ def test_pods_are_evicted_and_the_dispatcher_dies_and_every_element_comes_once(t
             assert fake.replicas == 0
         finally:
             end(dispatcher)
+            await fake.stop()
+
+    asyncio.run(play())
+
+
+def test_pods_have_the_certificate_of_workers_and_speak_tls(tmp_path):
+    authority = TlsAuthority(str(tmp_path / "authority"))
+    dispatchers, workers = (authority.issue(name)[0] for name in ("millrace-dispatcher", "millrace-worker"))
+
+    async def play():
+        address = ""
+        fake = FakeKubernetes(lambda: address, workers)
+        fake.token = ""
+        await fake.start()
+        fake.hold_pods()
+        dispatcher = start(fake, "--port", "0", "--workers", "1", tls=dispatchers)
+
+        def read():
+            with mr.Dataset.range(100).distribute(address, token=SECRET, tls=workers) as distributed:
+                return Counter(distributed)
+
+        try:
+            address = json.loads(await asyncio.to_thread(dispatcher.stdout.readline))["address"]
+            fake.release_pods()
+            async with asyncio.timeout(PATIENCE_S):
+                assert await asyncio.to_thread(read) == Counter(range(100))
+        finally:
+            await asyncio.to_thread(end, dispatcher)
             await fake.stop()
 
     asyncio.run(play())

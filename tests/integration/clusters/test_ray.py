@@ -76,7 +76,7 @@ def slow(number: int) -> int:
 
 
 def test_each_element_comes_once_from_workers_on_all_nodes_and_nothing_is_left(nodes):
-    with mr.RayService(4, 4, ray_address=nodes.address) as service:
+    with mr.RayService(4, 4, ray_address=nodes.address, insecure=True) as service:
         assert len(service.token) == 64
         workers = workers_of(service, 4)
         assert sorted(hosts(workers).values()) == [2, 2]
@@ -93,7 +93,7 @@ import millrace as mr
 import ray
 
 ray.init(sys.argv[1], logging_level="error")
-with mr.RayService(min_workers=2, num_cpus=2) as service:
+with mr.RayService(min_workers=2, num_cpus=2, insecure=True) as service:
     with mr.Dataset.range(100).distribute(service.address) as numbers:
         assert sorted(numbers) == list(range(100))
     print(service.status()["fleet"]["plan"])
@@ -106,7 +106,7 @@ def test_one_line_in_a_driver_serves_where_it_is_connected(nodes):
 
 
 def test_a_worker_that_is_killed_is_told_in_words_and_replaced(nodes, capsys):
-    with mr.RayService(2, 2, ray_address=nodes.address) as service:
+    with mr.RayService(2, 2, ray_address=nodes.address, insecure=True) as service:
         before = workers_of(service, 2)
         with mr.Dataset.range(1000).map(slow).distribute(service.address) as dataset:
             got = []
@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_is_told_in_words_and_replaced(nodes, capsys):
 
 def test_an_epoch_survives_the_death_of_a_node_and_workers_without_room_wait_for_the_next(nodes, capsys):
     doomed = nodes.add(4)
-    with mr.RayService(8, 8, ray_address=nodes.address) as service:
+    with mr.RayService(8, 8, ray_address=nodes.address, insecure=True) as service:
         assert hosts(workers_of(service, 8))[doomed.node_ip_address] == 4
         with mr.Dataset.range(6000).map(slow).distribute(service.address) as dataset:
             got = []
@@ -140,7 +140,7 @@ def test_an_epoch_survives_the_death_of_a_node_and_workers_without_room_wait_for
 
 
 def test_workers_ask_for_the_resources_they_are_given(nodes):
-    with mr.RayService(2, 2, resources={"near_the_data": 1}, ray_address=nodes.address) as service:
+    with mr.RayService(2, 2, resources={"near_the_data": 1}, ray_address=nodes.address, insecure=True) as service:
         node = nodes.add(2, near_the_data=2)
         assert hosts(workers_of(service, 2)) == {node.node_ip_address: 2}
     nodes.kill(node)
@@ -150,7 +150,7 @@ def test_workers_ask_for_the_resources_they_are_given(nodes):
 def dispatcher(nodes: Nodes, *options: str) -> Iterator[str]:
     """Address of one that was started by the command."""
     process = spawn(
-        ["dispatcher", "--cluster", "ray", "--ray-address", nodes.address, "--port", "0", *options],
+        ["dispatcher", "--cluster", "ray", "--ray-address", nodes.address, "--port", "0", "--insecure", *options],
         worker=False,
         stdout=subprocess.PIPE,
         extra={"MILLRACE_TOKEN": "secret"},

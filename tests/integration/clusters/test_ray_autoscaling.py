@@ -22,7 +22,7 @@ def test_nodes_come_for_workers_that_have_no_room_and_go_with_them(monkeypatch):
         ray.init("auto")
         try:
             assert ray.cluster_resources().get("CPU", 0) == 0
-            with mr.RayService(4, 4) as service:
+            with mr.RayService(4, 4, insecure=True) as service:
                 with mr.Dataset.range(2000).map(slow).distribute(service.address) as numbers:
                     assert Counter(numbers) == Counter(range(2000))
                 while len(service.status()["workers"]) < 4:

@@ -360,8 +360,10 @@ def test_addresses(bulk_server):
         DataServer("127.0.0.1", print, port=bulk_server.port)
     with pytest.raises(AuthenticationError, match=r"refused to listen on \[::\]:0 without a token"):
         DataServer("::", print)
+    with pytest.raises(ServiceError, match=r"refused to listen on \[::\]:0 without TLS"):
+        DataServer("::", print, token="secret")
     with pytest.raises(ServiceError, match=r"cannot listen on 192\.0\.2\.1:0: .* Use an address of this machine"):
-        DataServer("192.0.2.1", print, token="secret")
+        DataServer("192.0.2.1", print, token="secret", insecure=True)
     with pytest.raises(ServiceError, match="'nowhere' is not an address: the port is missing"):
         open_data_connection("nowhere")
     with pytest.raises(ServiceUnreachableError, match=r"nobody answered at 127\.0\.0\.1:1 within 10 s: Conn"):

@@ -69,7 +69,7 @@ def near(address, compression):
 
 
 def far(_, __):
-    server = DataServer("0.0.0.0", give, token=TOKEN)
+    server = DataServer("0.0.0.0", give, token=TOKEN, insecure=True)
     say(server.port)
     sys.stdin.read()
 

@@ -123,7 +123,9 @@ def test_a_dispatcher_that_was_exchanged_is_proven_to_anew(serving):
 def test_a_public_address_without_a_token(serving):
     with pytest.raises(AuthenticationError, match=r"refused to listen on 0.0.0.0:0 without a token"):
         serving("0.0.0.0:0")
-    with serving("0.0.0.0:0", token="secret") as dispatcher:
+    with pytest.raises(ServiceError, match=r"refused to listen on 0.0.0.0:0 without TLS"):
+        serving("0.0.0.0:0", token="secret")
+    with serving("0.0.0.0:0", token="secret", insecure=True) as dispatcher:
         works(dispatcher.address.replace("0.0.0.0", "127.0.0.1"), token="secret")
 
 
@@ -207,7 +209,7 @@ def test_ports_in_use(dispatcher, serving):
     ):
         serving(dispatcher.address)
     with pytest.raises(ServiceError, match=r"cannot listen on 192.0.2.1:5050: "):
-        serving("192.0.2.1:5050", token="secret")
+        serving("192.0.2.1:5050", token="secret", insecure=True)
 
 
 def test_ipv6(serving):

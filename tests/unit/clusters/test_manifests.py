@@ -3,10 +3,11 @@
 import shlex
 
 import pytest
+import yaml
 
 pytest.importorskip("aiohttp")
 
-from tests.manifests import FOLDER, manifest, manifests
+from tests.manifests import FOLDER, INSECURE, insecure, manifest, manifests
 
 from millrace.cli import parser
 from millrace.clusters.child_process import worker_environment
@@ -14,6 +15,10 @@ from millrace.clusters.kubernetes import CLOSE_S, STOP_S
 
 WORKERS = manifest("Deployment", "millrace-worker")["spec"]
 DISPATCHER = manifest("StatefulSet", "millrace-dispatcher")["spec"]
+
+
+def copies():
+    return [manifest("StatefulSet", "millrace-dispatcher"), manifest("Deployment", "millrace-worker")]
 
 
 def pod(spec):
@@ -34,8 +39,9 @@ def options(spec):
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
 def test_every_object_is_what_kubernetes_publishes(version):
     validator = pytest.importorskip("kubernetes_validate")
-    kinds = [each["kind"] for each in manifests() if validator.validate(each, version, strict=True) == version]
-    assert len(kinds) == len(manifests())
+    every = [*manifests(), *map(insecure, copies())]
+    kinds = [each["kind"] for each in every if validator.validate(each, version, strict=True) == version]
+    assert len(kinds) == len(manifests()) + 2
     wrong = manifest("Deployment", "millrace-worker")
     pod(wrong["spec"])["containers"][0]["redinessProbe"] = {}
     with pytest.raises(validator.ValidationError, match="redinessProbe"):
@@ -59,6 +65,37 @@ def test_the_arguments_are_those_of_the_command_line():
     assert worker.name == "millrace-worker-x"
 
 
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+def test_pods_speak_tls_with_certificates_that_only_they_are_given(spec):
+    given, (mount, *_) = container(spec), container(spec)["volumeMounts"]
+    assert not options(spec).insecure
+    assert {"name": "MILLRACE_TLS", "value": mount["mountPath"]} in given["env"]
+    assert mount["readOnly"]
+    (volume,) = [each for each in pod(spec)["volumes"] if each["name"] == mount["name"]]
+    name = spec["selector"]["matchLabels"]["app.kubernetes.io/component"]
+    assert volume["secret"]["secretName"] == f"millrace-{name}-tls"
+    assert volume["secret"]["defaultMode"] == 0o440  # by the group, as the pod's user is another one than the file's
+    assert pod(spec)["securityContext"]["fsGroup"] == pod(spec)["securityContext"]["runAsGroup"]
+
+
+def test_what_is_insecure_says_so_and_differs_in_nothing_else():
+    (folder,) = yaml.safe_load(INSECURE.read_text())["resources"]
+    assert (INSECURE.parent / folder).resolve() == FOLDER
+    for each in map(insecure, copies()):
+        secure = manifest(each["kind"], each["metadata"]["name"])
+        assert options(each["spec"]).insecure
+        for spec in (each["spec"], secure["spec"]):
+            only = container(spec)
+            only["args"] = [argument for argument in only["args"] if argument != "--insecure"]
+        assert each != secure
+        for spec in (each["spec"], secure["spec"]):
+            only = container(spec)
+            only["env"] = [variable for variable in only["env"] if variable["name"] != "MILLRACE_TLS"]
+            only["volumeMounts"] = [mount for mount in only["volumeMounts"] if mount["name"] != "tls"]
+            pod(spec)["volumes"] = [volume for volume in pod(spec)["volumes"] if volume["name"] != "tls"]
+        assert each == secure
+
+
 def test_there_is_time_to_leave_in_good_order():
     assert pod(WORKERS)["terminationGracePeriodSeconds"] > options(WORKERS).drain_timeout + STOP_S
     assert pod(DISPATCHER)["terminationGracePeriodSeconds"] > CLOSE_S + STOP_S
@@ -66,6 +103,7 @@ def test_there_is_time_to_leave_in_good_order():
 
 def test_a_worker_has_the_environment_that_local_ones_are_given():
     given = {each["name"]: each["value"] for each in container(WORKERS)["env"] if "value" in each}
+    del given["MILLRACE_TLS"]
     wanted = worker_environment({})
     wanted.pop("PYTHONPATH", None)
     assert given == wanted

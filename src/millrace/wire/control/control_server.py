@@ -183,10 +183,11 @@ class ControlServer:
         worker_token: token of workers that the service starts.
         owner: process that the server ends with for good; empty: it may come back.
         tls: this host's certificates; None: none, and what is said can be heard.
+        insecure: that it can be heard on other networks than loopback is no mistake.
 
     Raises:
         AuthenticationError: not on loopback and no token.
-        ServiceError: ``address`` is malformed.
+        ServiceError: ``address`` is malformed, or not on loopback and without TLS.
     """
 
     def __init__(
@@ -202,11 +203,12 @@ class ControlServer:
         worker_token: str | None = None,
         owner: str = "",
         tls: TlsFiles | None = None,
+        insecure: bool = False,
     ) -> None:
         self._host, self._port = parse_address(address)
         self._tls = None if tls is None else tls.listening()
         token, _ = resolve(address, token)
-        check_exposure(self._host, self._port, token, tokens)
+        check_exposure(self._host, self._port, token, tokens, private=tls is not None or insecure)
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)
         self._check = check

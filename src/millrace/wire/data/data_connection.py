@@ -224,11 +224,12 @@ class DataServer:
         arena: memory that peers on this host are lent; None: everything goes through TCP.
         key_of: finds the key of a peer by its claims, in place of the token; its errors are told to the peer.
         tls: certificates of this host, which peers on others have to speak TLS with; None: nobody does.
+        insecure: that what is said can be heard on other networks than loopback is no mistake.
 
     Raises:
         AddressInUseError: the port is taken.
         AuthenticationError: not on loopback and no token.
-        ServiceError: ``host`` is not of this machine.
+        ServiceError: ``host`` is not of this machine, or not loopback and without TLS.
     """
 
     def __init__(
@@ -241,10 +242,11 @@ class DataServer:
         arena: Arena | None = None,
         key_of: Callable[[bytes], bytes] | None = None,
         tls: TlsFiles | None = None,
+        insecure: bool = False,
     ) -> None:
         self._tls = None if tls is None else tls.listening()
         token, _ = resolve(format_address(host, port), token)
-        check_exposure(host, port, token)
+        check_exposure(host, port, token, private=tls is not None or insecure)
         key = of_token(token).key
         self._key_of = key_of or (lambda claims: key)
         self._arena = arena
