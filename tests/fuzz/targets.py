@@ -39,6 +39,8 @@ from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.protocol.caller import ADMINISTRATOR
 from millrace.wire.auth import OWN
+from millrace.wire.broker import broker_messages
+from millrace.wire.broker.store_broker import decode_request
 from millrace.wire.control import challenges, rpc
 from millrace.wire.data import data_keys, handshake
 from millrace.wire.data.fd_passing import FdChannel, Preamble
@@ -304,5 +306,6 @@ TARGETS = {
     "journal": Target(_events, decode_events, MALFORMED),
     "snapshots": Target(_snapshots, _snapshot, (ProtocolError,)),
     "graphs": Target(_graphs, _graph, (ProtocolError,)),
+    "broker": Target(lambda: packed(broker_messages.Request), decode_request, (*MALFORMED, ProtocolError)),
     "bundles": Target(_bundles, bundles._open, (ShippingError, VersionMismatchError)),
 }

@@ -22,6 +22,7 @@ from millrace.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 an error (one line on stderr), 2 wrong usage."""
     options = parser().parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     logging.basicConfig(
         level=options.log_level.upper() if "log_level" in options else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

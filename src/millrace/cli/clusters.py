@@ -49,6 +49,11 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="that each process on this machine may have for itself, or that Ray sets aside for each, e.g. 8GiB",
     )
+    group.add_argument(
+        "--worker-user",
+        metavar="NAME|UID",
+        help="run those on this machine as this user, who cannot read what is the service's; takes root",
+    )
     group = command.add_argument_group("with --cluster ray", "see docs/ray.md")
     group.add_argument(
         "--ray-address", default="auto", metavar="ADDRESS", help="default: the cluster that this machine is a node of"
@@ -79,6 +84,8 @@ def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Calla
         dispatcher: returns the address that it listens at, once it does.
     """
     _, most = options.workers
+    if options.worker_user is not None and options.cluster != "local":
+        raise PipelineError("--worker-user is about workers on this machine: those of a cluster run as it says")
     return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None
 
 
@@ -97,9 +104,14 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
 
     if options.worker_memory is not None and options.worker_memory < _LEAST_MEMORY:
         raise PipelineError("--worker-memory is at least 256MiB: a worker takes some 100 before it runs anything")
-    limit = () if options.worker_memory is None else ("--memory", str(options.worker_memory))
+    limits = [] if options.worker_memory is None else ["--memory", str(options.worker_memory)]
+    if options.worker_user is not None:
+        from millrace.cli.unprivileged_worker import find_user
+
+        find_user(options.worker_user)
+        limits += ["--user", options.worker_user]
     cluster = LocalCluster(
-        dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options), *limit], token, options.tls
+        dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options), *limits], token, options.tls
     )
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))

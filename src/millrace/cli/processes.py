@@ -145,6 +145,12 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="that it may have for itself, e.g. 8GiB; a function that asks for more gets a MemoryError (default: all)",
     )
+    command.add_argument(
+        "--user",
+        metavar="NAME|UID",
+        help="run functions as this user, who cannot read what is the service's; takes root",
+    )
+    command.add_argument("--broker", type=int, help=argparse.SUPPRESS)  # the socket by which such a one gets blocks
     command.add_argument("--name", help="unique in the service (default: drawn)")
     command.add_argument(
         "--job", default="", metavar="NAME", help="serve this job alone, which is read on this machine (default: any)"
@@ -191,8 +197,9 @@ async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
     token, tls = token_of(options), tls_of(options)
-    # Beside a file of tokens workers have one that lets them do nothing else.
-    worker_token = secrets.token_hex(32) if options.tokens and options.workers[1] else None
+    # Beside a file of tokens, or as another user, workers have one that lets them do nothing else.
+    limited = options.tokens or options.worker_user
+    worker_token = secrets.token_hex(32) if limited and options.workers[1] else None
     # First: local workers load meanwhile.
     cluster = cluster_of(options, worker_token or token, lambda: dispatcher.address)
     _, most = options.workers
@@ -270,12 +277,23 @@ def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def _worker(options: argparse.Namespace) -> int:
+    if options.user is not None and options.broker is None:
+        from millrace.cli.unprivileged_worker import run_as
+
+        return run_as(options)
     # Functions may fork (multiprocessing.Pool does), and no child of a worker needs gRPC. With its fork support each
     # fork waits a second for gRPC's threads, and a child now and then for ever for a lock that one of them held.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
     from millrace.worker.worker_process import WorkerProcess
 
+    broker = None
+    if options.broker is not None:
+        from millrace.wire.broker.brokered_store import BrokeredStore
+        from millrace.worker.privileges import give_up_privileges
+
+        broker = BrokeredStore(options.broker)
+        give_up_privileges(broker.owner)
     if options.memory is not None:  # Arrow's own pool takes a gibibyte of addresses at once, used or not
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     dispatcher: str = options.dispatcher
@@ -304,6 +322,7 @@ def _worker(options: argparse.Namespace) -> int:
         job=options.job,
         tls=tls_of(options),
         insecure=options.insecure,
+        broker=broker,
     )
     os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)

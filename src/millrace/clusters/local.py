@@ -39,6 +39,8 @@ class LocalService(Service):
         threads: for user functions in each worker; None: the cores, shared among the workers.
         memory: bytes that each worker's process may have for itself: a function that asks for more gets a MemoryError.
             None: what there is.
+        user: name or number of another user, as whom workers run functions, which then cannot read what is this one's;
+            that takes root. None: this one.
 
     Attributes:
         address: to give to ``distribute``, e.g. ``grpc://127.0.0.1:40123``.
@@ -70,6 +72,7 @@ class LocalService(Service):
         insecure: bool = False,
         threads: int | None = None,
         memory: int | None = None,
+        user: str | int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
         least, most = worker_range(min_workers, max_workers, cores)
@@ -79,6 +82,7 @@ class LocalService(Service):
                 *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
                 *(() if memory is None else ("--worker-memory", str(memory))),
+                *(() if user is None else ("--worker-user", str(user))),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from millrace.elements.recycled_arrays import Bytes, export
 from millrace.errors import ProtocolError
+from millrace.private_folder import ROOT
 
 _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64
@@ -292,12 +293,12 @@ def stays_readable(fd: int) -> bool:
 
 
 def _may_vanish(fd: int, found: os.stat_result) -> bool:
-    """Whether a file is memory that whoever made it can cut short: reading what was mapped would end this process.
+    """Whether somebody else can cut a file short: reading what was mapped would end this process.
 
-    Such memory (memfd) has no name in any folder. A named file can be cut short as well, by users who may write to it.
+    That is memory (memfd), which has no name in any folder, if it is not sealed, and a file of another user.
     """
     if found.st_nlink:
-        return False
+        return found.st_uid not in {os.geteuid(), ROOT}
     try:
         return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     except OSError:  # a file of a disk that was removed, of a cache for example

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.blocks.stores.block_store import BlockStore
     from millrace.engine.cache.cache_writer import CacheWriter
     from millrace.engine.cache.cached_items import ActivePoint
+    from millrace.wire.broker.brokered_store import BrokeredStore
     from millrace.wire.data.compression import Compression
 
 _CALIBRATION_S = 1.0
@@ -45,18 +46,32 @@ class RunCache:
 
 
 class CacheAccess:
-    """Stores and indexes, opened when they are first needed. Thread-safe."""
+    """Stores and indexes, opened when they are first needed. Thread-safe.
+
+    Attributes:
+        location: of the service's store; the dispatcher says it.
+        compression: of blocks; the dispatcher says it.
+        broker: the service's store, if it is a folder that this process may not look into.
+    """
 
     def __init__(self) -> None:
         self.location = ""
-        """Location of the service's store; the dispatcher says it."""
         self.compression: Compression | None = None
-        """Compression of blocks; the dispatcher says it."""
+        self.broker: BrokeredStore | None = None
         self._lock = threading.Lock()
         self._stores: dict[str, BlockStore] = {}
         self._catalogs: dict[str, PointIndex] = {}
         self._news: dict[str, list[str]] = {}
         self._failed: set[str] = set()
+
+    def located(self, location: str, compression: Compression | None) -> None:
+        """Take in where the service's store is."""
+        self.location, self.compression = location, compression
+        if self.broker is not None:
+            try:
+                self.broker.use(location)
+            except MillraceError as error:
+                _logger.warning("the cache cannot be used: %s", error)
 
     def known(self, message: BlocksKnown) -> None:
         """Take in what the dispatcher tells of blocks. Their indexes are read by the next run that needs them."""
@@ -141,11 +156,15 @@ class CacheAccess:
             CacheError: it cannot be opened.
         """
         from millrace.blocks.stores.open_store import open_store
+        from millrace.sources.storage import is_remote
 
         with self._lock:
             store = self._stores.get(path)
             if store is None:
-                store = self._stores[path] = open_store(path or self.location)
+                brokered = not path and self.broker is not None and not is_remote(self.location)
+                store = self.broker if brokered else open_store(path or self.location)
+                assert store is not None
+                self._stores[path] = store
             return store
 
     def _end(self, lease: LeaseTask, place: str, using: RunCache) -> list[CacheUsed]:

@@ -25,6 +25,7 @@ from millrace.protocol import messages as msg
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address, is_loopback
 from millrace.wire.backoff import delays
+from millrace.wire.broker.brokered_store import BrokeredStore
 from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
 from millrace.wire.control.client_session import ClientSession
 from millrace.wire.control.control_client import ControlChannel
@@ -64,6 +65,7 @@ class WorkerProcess:
         job: the one job that it serves, which is read on this host; empty: any.
         tls: this host's certificates; None: none, and what is said can be heard.
         insecure: that it can be heard on other networks than loopback is no mistake.
+        broker: store of the service, whose folder this process may not look into; None: it may.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class WorkerProcess:
         job: str = "",
         tls: TlsFiles | None = None,
         insecure: bool = False,
+        broker: BrokeredStore | None = None,
     ) -> None:
         self._job = job
         self.id = name or uuid.uuid4().hex
@@ -121,6 +124,7 @@ class WorkerProcess:
             share=functools.partial(fetch_memory, self._channel),
         )
         self._tasks.tls = tls
+        self._tasks.caches.broker = broker
 
     def run(self, listening: Callable[[], object] | None = None) -> None:
         """Work until told to stop, by :meth:`stop` or by the dispatcher.
@@ -243,8 +247,7 @@ class WorkerProcess:
             case _:
                 if isinstance(message, msg.WorkerWelcome):
                     self._heartbeat_s = message.heartbeat_s
-                    self._tasks.caches.location = message.cache
-                    self._tasks.caches.compression = message.compression
+                    self._tasks.caches.located(message.cache, message.compression)
                 self._tasks.told(message)
 
     def _tell(self, message: msg.FromWorker) -> None:

@@ -187,6 +187,17 @@ def test_somebody_elses_file_is_mapped_or_read(file, monkeypatch, mapped):
     assert np.array_equal(map_or_read(file, 100, 3 << 20), DATA[100 : 3 << 20])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("owner", [0, 54321])
+def test_a_file_that_another_user_could_cut_short_is_read(tmp_path, file, owner):
+    """Its reader would end by a signal."""
+    os.chown(tmp_path / "file", owner, owner)
+    found = map_or_read(file, 0, 3 << 20)
+    os.truncate(tmp_path / "file", 0 if owner else len(DATA))
+    assert np.array_equal(found, DATA[: 3 << 20])
+    assert bool(shown(found)) is (owner == 0)
+
+
 def test_what_the_system_does_not_let_map_is_read(file, monkeypatch):
     def refuse(*_):
         raise PermissionError

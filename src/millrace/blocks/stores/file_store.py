@@ -73,18 +73,20 @@ class FileStore:
                 os.unlink(path)
 
     @contextlib.contextmanager
-    def draft(self) -> Iterator[_Draft]:
+    def draft(self) -> Iterator[FileDraft]:
         """Begin a draft: a file in the folder for drafts."""
-        draft = _Draft(self.location, self._drafts)
+        draft = FileDraft(self.location, self._drafts)
         try:
             yield draft
         finally:
             draft.discard()
 
-    def open(self, point: str, name: str) -> _Block:
+    def open(self, point: str, name: str) -> FileBlock:
         """Open the block; it holds one file descriptor, and can be read when it has been deleted."""
         check_names(point, name)
-        return _Block(name, os.path.join(self.location, point, name))
+        path = os.path.join(self.location, point, name)
+        with _errors(path):
+            return FileBlock(name, path, OpenFile(_opened(path)))
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """List the bytes of each block as (point, name)."""
@@ -117,7 +119,9 @@ class FileStore:
         return found.f_bavail * found.f_frsize
 
 
-class _Draft:
+class FileDraft:
+    """Draft (:class:`~millrace.blocks.stores.block_store.Draft`) in a file that nobody else sees."""
+
     def __init__(self, root: str, folder: str) -> None:
         self._root = root
         self._waiting: deque[memoryview] = deque()
@@ -134,6 +138,7 @@ class _Draft:
                 self._file.close()  # taken for one that was left, before it was locked
 
     def write(self, data: Piece, /) -> None:
+        """Append ``data``, which may not change until the draft is published."""
         self._waiting.append(memoryview(data))
         self._count += len(data)
         if self._count >= _WRITTEN_BYTES:
@@ -157,30 +162,62 @@ class _Draft:
                 written -= min(written, len(first))
 
     def publish(self, point: str, name: str) -> None:
+        """End the draft: the block is there, in the place of one that was."""
+        path = self._finish(point, name)
+        with _errors(path):
+            os.rename(self._path, path)
+            self._file.close()
+
+    def publish_new(self, point: str, name: str) -> bool:
+        """End the draft, if there is no such block yet: else that one stays, which was made of the same items."""
+        path = self._finish(point, name)
+        with _errors(path):
+            try:
+                os.link(self._path, path, follow_symlinks=False)
+            except FileExistsError:
+                return False
+            os.unlink(self._path)
+            self._file.close()
+        return True
+
+    def _finish(self, point: str, name: str) -> str:
+        """Write the rest, and return the path of the block."""
         check_names(point, name)
         folder = os.path.join(self._root, point)
         path = os.path.join(folder, name)
         self._flush(self._count)
         with _errors(path):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            os.rename(self._path, path)
-            self._file.close()
+        return path
 
     def discard(self) -> None:
+        """Remove the draft, if it was not published."""
         with contextlib.suppress(OSError):  # some file systems say only now what could not be written
             self._file.close()
         with contextlib.suppress(OSError):  # it was published, or what cannot be removed now is swept later
             os.unlink(self._path)
 
 
-class _Block:
-    def __init__(self, name: str, path: str) -> None:
+class FileBlock:
+    """Open block (:class:`~millrace.blocks.stores.block_store.OpenBlock`) in a file.
+
+    Args:
+        name: without its point.
+        path: of the file, for messages.
+        file: the file, which this process may not be able to open by its path.
+    """
+
+    def __init__(self, name: str, path: str, file: OpenFile) -> None:
         self.name = name
         self.location = path
+        self._open: OpenFile | None = file
         with _errors(path):
-            self._open: OpenFile | None = OpenFile(_opened(path))
-            self.nbytes = os.fstat(self._file.fd).st_size
-            self._stays = stays_readable(self._file.fd)
+            self.nbytes = os.fstat(file.fd).st_size
+            self._stays = stays_readable(file.fd)
+
+    def fileno(self) -> int:
+        """Return the descriptor, to be passed to another process."""
+        return self._file.fd
 
     @property
     def _file(self) -> OpenFile:
@@ -189,6 +226,7 @@ class _Block:
         return self._open
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        """Read bytes ``start`` to ``stop`` of each range, or fewer where the file ends before."""
         found: list[Bytes] = []
         with _errors(self.location):
             while len(found) < len(ranges):
@@ -232,17 +270,20 @@ class _Block:
         return buffer[:count]
 
     def version(self) -> object:
+        """Token that differs once the file is another one, or was written to."""
         with _errors(self.location):
             found = os.fstat(self._file.fd)
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
     def drop(self) -> bool:
+        """Have the system give up what it holds of the file in memory."""
         with _errors(self.location):
             os.fsync(self._file.fd)  # only pages that are on the disk can be given up
             os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return True
 
     def close(self) -> None:
+        """End reading; what was read stays."""
         self._open = None
 
 
