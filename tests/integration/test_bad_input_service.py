@@ -205,10 +205,6 @@ def test_another_pipeline_under_a_name_that_is_taken(service):
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 # Patches what a process says about itself, before anything has read it.
-OTHER_MILLRACE = """
-    import millrace.version
-    millrace.version.__version__ = "0.0.1"
-"""
 OTHER_PYTHON = """
     import platform, sys
     class Version(tuple):
@@ -216,7 +212,14 @@ OTHER_PYTHON = """
     sys.version_info = Version((3, 99, 0, "final", 0))
     platform.python_version_tuple = lambda: ("3", "99", "0")
 """
-OTHERS = {"millrace": (OTHER_MILLRACE, r"millrace 0\.0\.1"), "python": (OTHER_PYTHON, r"Python 3\.99")}
+OTHER_PROTOCOL = """
+    import millrace.protocol.messages
+    millrace.protocol.messages.PROTOCOL = 99
+"""
+OTHERS = {
+    "python": (OTHER_PYTHON, r"Python 3\.99.*, the dispatcher .*; all processes of a service need the same minor .*"),
+    "protocol": (OTHER_PROTOCOL, r"protocol 99 .*: install the same version of millrace on both sides"),
+}
 
 
 def other(patch, code, *arguments, **options):
@@ -237,16 +240,15 @@ def other(patch, code, *arguments, **options):
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_worker_of_another_version_is_refused_and_says_so(kind, dispatcher):
-    patch, version = OTHERS[kind]
+    patch, words = OTHERS[kind]
     done = other(patch, "from millrace.cli import main\nraise SystemExit(main())", "worker", "--dispatcher", dispatcher)
     assert done.returncode == 1
-    said = rf"millrace worker: worker \w+ \(process \d+ on .*\) runs .*{version}.*, the dispatcher .*; all processes .*"
-    assert re.fullmatch(said + "\n", done.stderr)
+    assert re.fullmatch(rf"millrace worker: .*{words}\n", done.stderr)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_client_of_another_version_is_refused(kind, dispatcher):
-    patch, version = OTHERS[kind]
+    patch, words = OTHERS[kind]
     code = """
         import sys
         import millrace as mr
@@ -256,24 +258,7 @@ def test_a_client_of_another_version_is_refused(kind, dispatcher):
             print(error)
     """
     done = other(patch, code, dispatcher)
-    said = rf"this process runs .*{version}.*, the dispatcher .*; all processes of a service need the same versions"
-    assert re.fullmatch(said + "\n", done.stdout), done.stderr
-
-
-def test_a_dispatcher_of_another_version_refuses_too(start):
-    code = textwrap.dedent(OTHER_MILLRACE) + "from millrace.cli import main\nraise SystemExit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "dispatcher", "--port", "0", "--parent-pipe"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        with pytest.raises(
-            mr.VersionMismatchError, match=rf"millrace {mr.__version__}, the dispatcher millrace 0\.0\.1"
-        ):
-            iter(mr.Dataset.range(3).distribute(address_of(process)))
-    finally:
-        process.communicate(timeout=WAIT_S)
+    assert re.fullmatch(rf".*{words}\n", done.stdout), done.stderr
 
 
 # -- buffers -----------------------------------------------------------------------------------------------------------

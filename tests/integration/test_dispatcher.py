@@ -210,7 +210,7 @@ def test_an_epoch_from_joining_to_its_end(loop: Loop, peers: list[Peer]) -> None
 
 def test_peers_that_do_not_fit_are_told_why(loop: Loop, peers: list[Peer]) -> None:
     address = loop.dispatcher().address
-    with pytest.raises(VersionMismatchError, match=r"worker old .* runs Python 2\.7, the dispatcher Python 3"):
+    with pytest.raises(VersionMismatchError, match=r"worker old .* runs Python 2\.7 .*, the dispatcher Python 3"):
         worker(peers, address, "old", python="2.7").wait(msg.WorkerWelcome)
     with pytest.raises(VersionMismatchError, match=r"this process runs Python 2\.7"):
         consumer(peers, address, python="2.7").wait(msg.JobJoined)

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,9 @@ PAUSE_S = 0.02
 
 class Service:
     """A dispatcher, with a journal if it has a ``work_dir``, and a cache if it has a ``cache_dir``, and its workers."""
+
+    environment: Mapping[str, str] = {}
+    """Variables of processes that are started from now on."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Service:
         arguments += [*self._cache, "--local-workers", self._local, *self._options]
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
-        process = spawn(arguments, worker=False, stdout=subprocess.PIPE)
+        process = spawn(arguments, worker=False, stdout=subprocess.PIPE, extra=self.environment)
         assert process.stdout is not None
         with process.stdout as said:
             self.address = json.loads(said.readline())["address"]
@@ -73,7 +76,9 @@ class Service:
         names = [f"w{len(self.workers) + number}" for number in range(count)]
         for name in names:
             self.workers[name] = spawn(
-                ["worker", "--dispatcher", self.address, "--threads", "1", "--name", name, *arguments], worker=True
+                ["worker", "--dispatcher", self.address, "--threads", "1", "--name", name, *arguments],
+                worker=True,
+                extra=self.environment,
             )
         self.until(lambda status: set(names) <= {worker["id"] for worker in status["workers"]})
         return names

@@ -43,7 +43,6 @@ def test_a_job_without_name_or_seed_gets_those_that_the_shell_drew():
         ({"num_consumers": 4}, "JobConflictError", "DataLoader is a consumer: if the main process has looked"),
         ({"seed": 4}, "JobConflictError", "seed (4 here, 11 there)"),
         ({"python": "3.12"}, "VersionMismatchError", "this process runs Python 3.12, the dispatcher Python 3.11"),
-        ({"version": "9"}, "VersionMismatchError", "runs millrace 9, the dispatcher millrace 1"),
         ({"structure": b"\xc1"}, "ProtocolError", "not a dataset's graph"),
         ({"sharding": "off"}, "PipelineError", "name visitation=Visitation.ZERO_ONCE_OR_MORE"),
         (

@@ -26,14 +26,21 @@ def started(plan: FakePlan | None = None, workers: int = 1, **spec):
     return service, peer
 
 
-def test_a_worker_of_another_version_is_refused():
+def test_a_worker_of_another_millrace_is_as_good():
+    """What it says was compared by the number of the protocol."""
+    service = Service()
+    service.add_worker("w", version="0")
+    assert set(service.state.workers) == {"w"}
+
+
+def test_a_worker_of_another_python_is_refused():
     service = Service()
     service.add_worker("w", version="0", python="3.12", pid=5, host="box")
     assert not service.state.workers
     failure = service.refused["w"]
     assert failure.kind == "VersionMismatchError"
-    assert "worker w (process 5 on box) runs millrace 0 and Python 3.12" in failure.message
-    assert "the dispatcher millrace 1 and Python 3.11" in failure.message
+    assert "worker w (process 5 on box) runs Python 3.12 (millrace 0)" in failure.message
+    assert "the dispatcher Python 3.11 (millrace 1)" in failure.message
 
 
 def test_a_worker_holds_as_many_leases_as_it_wants():

@@ -31,28 +31,25 @@ class Refused(Exception):  # noqa: N818 - no error of ours but an answer on its 
         return cls(Failure(kind, message))
 
 
-def versions_differ(settings: Settings, who: str, version: str, python: str) -> str:
-    """Say how the versions differ, naming both; empty if a peer runs what the dispatcher runs (or doesn't say)."""
-    theirs = []
-    ours = []
-    if version and settings.version and version != settings.version:
-        theirs.append(f"millrace {version}")
-        ours.append(f"millrace {settings.version}")
-    if python and settings.python and python != settings.python:
-        theirs.append(f"Python {python}")
-        ours.append(f"Python {settings.python}")
-    if not theirs:
+def python_differs(settings: Settings, who: str, version: str, python: str) -> str:
+    """Say how Python's minor version differs, naming both sides; empty if it doesn't (or a peer doesn't say).
+
+    Functions travel between equal ones alone. Versions of millrace may differ within a protocol, which was compared
+    before a peer could say anything.
+    """
+    if not (python and settings.python and python != settings.python):
         return ""
+    theirs, ours = (f" (millrace {each})" if each else "" for each in (version, settings.version))
     return (
-        f"{who} runs {' and '.join(theirs)}, the dispatcher {' and '.join(ours)}; "
-        "all processes of a service need the same versions"
+        f"{who} runs Python {python}{theirs}, the dispatcher Python {settings.python}{ours}; "
+        "all processes of a service need the same minor version of Python"
     )
 
 
 def check_spec(settings: Settings, message: JoinJob) -> None:
     """Refuse what cannot work, whatever jobs there are."""
     spec = message.spec
-    differ = versions_differ(settings, "this process", message.version, spec.python)
+    differ = python_differs(settings, "this process", message.version, spec.python)
     if differ:
         raise Refused.because("VersionMismatchError", differ)
     wrong = ""

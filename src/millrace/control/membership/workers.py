@@ -18,7 +18,7 @@ from millrace.control.journal.worker_events import (
     WorkerRetiring,
 )
 from millrace.control.membership import access, testimony
-from millrace.control.membership.admission import Refused, versions_differ
+from millrace.control.membership.admission import Refused, python_differs
 from millrace.control.membership.jobs import open_at
 from millrace.control.membership.quarantine import planning_died, suspect
 from millrace.control.scaling.job_placement import may_serve
@@ -49,7 +49,7 @@ def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRA
         return
     settings = tx.state.settings
     who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
-    differ = versions_differ(settings, who, message.version, message.python)
+    differ = python_differs(settings, who, message.version, message.python)
     if differ:
         tx.act(CloseWorker(message.worker, msg.Failure("VersionMismatchError", differ)))
         return

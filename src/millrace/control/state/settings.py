@@ -14,7 +14,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Settings of the dispatcher; times in seconds.
 
     Attributes:
-        version: millrace's, that of all processes of the service.
+        version: millrace's, for messages.
         python: "major.minor".
         heartbeat_s: between two reports of a worker or consumer.
         job_gc_timeout_s: how long a consumer's place is kept without a session, and a job that nobody reads for
