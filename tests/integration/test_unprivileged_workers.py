@@ -292,6 +292,26 @@ def test_it_ends_with_the_process_that_started_it(elsewhere):
     shutil.rmtree(folder)
 
 
+def test_functions_cannot_type_into_the_terminal_of_who_started_their_worker(elsewhere):
+    def look(number):
+        return attempt(lambda: os.open("/dev/tty", os.O_RDWR))
+
+    ours, terminal = os.openpty()
+    with process(*COMMAND, "dispatcher", "--port", "0") as dispatcher:
+        assert dispatcher.stdout is not None
+        address = json.loads(dispatcher.stdout.readline())["address"]
+        words = ["setsid", "--ctty", *elsewhere, *COMMAND, "worker", "--dispatcher", address, "--user", str(UID)]
+        worker = subprocess.Popen(words, stdin=terminal, env={**os.environ, "MILLRACE_TOKEN": TOKEN})
+        try:
+            with mr.Dataset.range(1).map(look).distribute(address, token=TOKEN) as reading:
+                assert list(reading) == ["OSError"]  # there is no such device
+        finally:
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(60) == 0
+            os.close(terminal)
+            os.close(ours)
+
+
 @pytest.mark.parametrize(
     ("user", "words"),
     [

@@ -87,6 +87,8 @@ def run_as(options: argparse.Namespace) -> int:
                 user=user.uid,
                 group=user.gid,
                 extra_groups=user.groups,
+                # Who shares a terminal with root can type there. Without one a session is what its starter kills whole.
+                start_new_session=_has_terminal(),
             )
         except OSError as error:
             mine.close()
@@ -95,12 +97,8 @@ def run_as(options: argparse.Namespace) -> int:
                 " where that user may read it"
             ) from error
 
-    def pass_on(reason: str) -> None:
-        if reason == signal.SIGINT.name and os.isatty(0):
-            return  # of a terminal, which has told both of them
-        process.send_signal(signal.Signals[reason])
-
-    end_with(pass_on, parent_pipe=False)  # the worker has the pipe
+    # Both signals: a terminal tells this process alone. The pipe of a parent is the worker's.
+    end_with(lambda reason: process.send_signal(signal.Signals[reason]), parent_pipe=False)
     threading.Thread(target=StoreBroker(mine).serve, name="millrace-broker", daemon=True).start()
     status = process.wait()
     if status < 0:  # whoever waits for this process says how a worker has ended
@@ -108,3 +106,11 @@ def run_as(options: argparse.Namespace) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
