@@ -62,27 +62,40 @@ class Dataset(Operators, Viewable):
         return cls(g.FromArrays(arrays=held, count=count, contents=contents))
 
     @classmethod
-    def from_files(cls, patterns: validation.Patterns) -> Dataset:
+    def from_files(cls, patterns: validation.Patterns, *, digest: validation.DigestPath = None) -> Dataset:
         """One element per file: ``{"path": str, "bytes": bytes}``.
 
         Args:
             patterns: paths, URLs (``s3:// gs:// az:// http(s):// memory://``) or globs (``* ? [..] **``).
+            digest: path or URL of the digest of these files, which ``millrace digest`` makes and whoever lists them
+                reads: what is read is compared with it.
+
+        Raises:
+            SourceChangedError: while it is read; a file is not what it was when the digest was made.
         """
-        return cls(g.FromFiles(patterns=validation.patterns("from_files", patterns)))
+        known = validation.digest("from_files", digest)
+        return cls(g.FromFiles(patterns=validation.patterns("from_files", patterns), digest=known))
 
     @classmethod
-    def from_tfrecords(cls, patterns: validation.Patterns, *, compression: str | None = None) -> Dataset:
+    def from_tfrecords(
+        cls, patterns: validation.Patterns, *, compression: str | None = None, digest: validation.DigestPath = None
+    ) -> Dataset:
         """One element per record of TFRecord files: ``bytes``.
 
         Args:
             patterns: as for :meth:`from_files`.
             compression: None (by the file's ending), ``""``, ``"GZIP"`` or ``"ZLIB"``.
+            digest: as for :meth:`from_files`, of the records.
         """
-        validation.one_of("from_tfrecords", "compression", compression, (None, "", "GZIP", "ZLIB"))
-        return cls(g.FromTFRecords(patterns=validation.patterns("from_tfrecords", patterns), compression=compression))
+        label = "from_tfrecords"
+        validation.one_of(label, "compression", compression, (None, "", "GZIP", "ZLIB"))
+        given, known = validation.patterns(label, patterns), validation.digest(label, digest)
+        return cls(g.FromTFRecords(patterns=given, compression=compression, digest=known))
 
     @classmethod
-    def from_webdataset(cls, patterns: validation.Patterns, *, random_access: bool = False) -> Dataset:
+    def from_webdataset(
+        cls, patterns: validation.Patterns, *, random_access: bool = False, digest: validation.DigestPath = None
+    ) -> Dataset:
         """One element per sample of tar shards, which may be ``shard-{000..012}.tar``: ``{"__key__": str, ...}``.
 
         Args:
@@ -90,15 +103,30 @@ class Dataset(Operators, Viewable):
             random_access: read each sample for itself, so that :meth:`shuffle` permutes them all, where the shards are
                 local or have an index (``millrace pack`` makes one); False: read many with one request, in pieces of
                 which :meth:`shuffle` mixes some.
+            digest: as for :meth:`from_files`, of the members of the shards.
         """
-        known = validation.patterns("from_webdataset", patterns)
-        return cls(g.FromWebDataset(patterns=known, random_access=bool(random_access)))
+        label = "from_webdataset"
+        given, known = validation.patterns(label, patterns), validation.digest(label, digest)
+        return cls(g.FromWebDataset(patterns=given, random_access=bool(random_access), digest=known))
 
     @classmethod
-    def from_parquet(cls, patterns: validation.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:
-        """One element per row of Parquet files: a dict by column; ``columns`` selects."""
-        chosen = validation.columns("from_parquet", columns)
-        return cls(g.FromParquet(patterns=validation.patterns("from_parquet", patterns), columns=chosen))
+    def from_parquet(
+        cls,
+        patterns: validation.Patterns,
+        *,
+        columns: Sequence[str] | None = None,
+        digest: validation.DigestPath = None,
+    ) -> Dataset:
+        """One element per row of Parquet files: a dict by column.
+
+        Args:
+            patterns: as for :meth:`from_files`.
+            columns: names of those that are read; None: all.
+            digest: as for :meth:`from_files`, of the column chunks of row groups.
+        """
+        label = "from_parquet"
+        given, chosen = validation.patterns(label, patterns), validation.columns(label, columns)
+        return cls(g.FromParquet(patterns=given, columns=chosen, digest=validation.digest(label, digest)))
 
     @classmethod
     def from_map_style(cls, dataset: Any, *, key: str = "") -> Dataset:

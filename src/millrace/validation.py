@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Patterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+DigestPath = str | os.PathLike[str] | None
 
 
 class WindowReducer:
@@ -145,6 +146,18 @@ def _absolute(pattern: str) -> str:
     while pattern.startswith("./"):
         pattern = pattern[2:].lstrip("/")
     return os.path.join(glob.escape(os.getcwd()), pattern)  # the folder's own name is no pattern
+
+
+def digest(operator: str, value: Any) -> str:
+    """Path or URL of a digest; empty for None. Relative paths are of this process's working folder."""
+    if value is None:
+        return ""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str) or not path:
+        raise PipelineError(
+            f"{operator}(digest=) takes the path or URL of a file that `millrace digest` made, or None, not {value!r}"
+        )
+    return absolute(path)
 
 
 def folder(operator: str, name: str, value: Any) -> str | None:

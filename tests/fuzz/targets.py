@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,11 +34,14 @@ from millrace.errors import (
 from millrace.functions import bundles
 from millrace.graph import nodes, serialize
 from millrace.message_budget import MALFORMED, check_containers
+from millrace.planning.columns import integers
+from millrace.planning.item_hashes import ItemHashes
 from millrace.planning.split_table import Split, files_table, pack_tables, positions_table, splits_table, unpack_tables
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.protocol.caller import ADMINISTRATOR
+from millrace.sources.digests.digest_file import DigestAbout, DigestReader, DigestRows, write_digest
 from millrace.wire.auth import OWN
 from millrace.wire.broker import broker_messages
 from millrace.wire.broker.store_broker import decode_request
@@ -200,10 +204,12 @@ def _element(data: bytes) -> None:
 
 def _tables() -> list[bytes]:
     splits = [Split("a/b", 0, 10, 0, 5, 10, "v"), Split("a/c", 3, -1, -1, -1, 7)]
+    placed = ItemHashes(bytes(96), *map(integers, ([0, 1], [1, 2], [0, 3, 5], [2, 1, 1])))
     tables = [
         {0: positions_table(1000)},
         {0: files_table((f"dir/file-{number:03d}", number, str(number)) for number in range(40))},
         {1: splits_table(splits), 4: positions_table(0)},
+        {2: msgspec.structs.replace(splits_table(splits), items=placed)},
     ]
     before = [{0: {"cheap": False, "count": 5, "splits": splits}}, {1: {"cheap": True, "count": 1, "locations": ["a"]}}]
     return [pack_tables(each) for each in tables] + [msgspec.msgpack.encode(each) for each in before]
@@ -213,6 +219,24 @@ def _table(data: bytes) -> None:
     for table in unpack_tables(data).values():
         assert len(list(table.splits)) == len(table.splits)
         assert len(list(table.names)) == len(table.names)
+
+
+def _digests() -> list[bytes]:
+    hashed = np.arange(96, dtype=np.uint8).reshape(3, 32)
+    kinds, sizes, stamps = np.array([0, 1], np.uint8), np.array([3, 90]), np.array([7, 0], np.uint64)
+    places = np.array([0, 1, 3]), np.array([0, 12, 40]), np.array([3, 20, 50])
+    rows = DigestRows([b"/data/a", b"s3://b/c.tar"], kinds, sizes, stamps, *places, hashed)
+    found = []
+    for columns, parts in ((None, [rows]), (("x", "y"), [rows, rows])):
+        file = io.BytesIO()
+        write_digest(file, DigestAbout(columns, 2 * len(parts), 3 * len(parts)), parts)
+        found.append(file.getvalue())
+    return found
+
+
+def _digest(data: bytes) -> None:
+    for rows in DigestReader(io.BytesIO(data), len(data)):
+        assert len(rows.hashes) == len(rows.offsets) == rows.firsts[-1]
 
 
 class _Block:
@@ -302,6 +326,7 @@ TARGETS = {
     "answers": Target(_answers, _answer, ()),
     "elements": Target(_elements, _element, (CodecError,)),
     "tables": Target(_tables, _table, (ProtocolError,)),
+    "digests": Target(_digests, _digest, (ValueError,)),
     "blocks": Target(_indexes, _index, (CacheError,)),
     "journal": Target(_events, decode_events, MALFORMED),
     "snapshots": Target(_snapshots, _snapshot, (ProtocolError,)),

@@ -20,6 +20,7 @@ DOCUMENTS = (
     "README.md",
     "docs/caching.md",
     "docs/coming-from.md",
+    "docs/digests.md",
     "docs/frameworks.md",
     "docs/recipes.md",
     "docs/resume.md",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from millrace.cli.costs import add_cost
+from millrace.cli.digest_command import add_digest
 from millrace.cli.pack_command import add_pack
 from millrace.cli.processes import add_dispatcher, add_worker
 from millrace.cli.queries import add_cache_commands, add_status
@@ -52,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add_cache_commands(commands)
     add_cost(commands)
     add_pack(commands)
+    add_digest(commands)
     add_token(commands)
     add_tls(commands)
     add_simulate(commands)

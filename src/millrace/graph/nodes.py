@@ -103,6 +103,8 @@ class FromFiles(Source, op="from_files"):
 
     patterns: tuple[str, ...]
     """Paths, URLs or glob patterns; matches of one pattern come sorted, patterns in the order given."""
+    digest: str = ""
+    """Path or URL of the digest of these files, of this source and the other ones of files; empty: none."""
 
 
 class FromTFRecords(Source, op="from_tfrecords"):
@@ -111,6 +113,7 @@ class FromTFRecords(Source, op="from_tfrecords"):
     patterns: tuple[str, ...]
     compression: str | None = None
     """None (by the file's ending), ``""`` (none), ``"GZIP"`` or ``"ZLIB"``."""
+    digest: str = ""
 
 
 class FromWebDataset(Source, op="from_webdataset"):
@@ -121,6 +124,7 @@ class FromWebDataset(Source, op="from_webdataset"):
 
     patterns: tuple[str, ...]
     random_access: bool = False
+    digest: str = ""
 
 
 class FromParquet(Source, op="from_parquet"):
@@ -128,6 +132,7 @@ class FromParquet(Source, op="from_parquet"):
 
     patterns: tuple[str, ...]
     columns: tuple[str, ...] | None = None
+    digest: str = ""
 
 
 class FromArrays(Source, op="from_arrays"):

@@ -46,8 +46,8 @@ LONG = 1 << 18
 """Bytes beyond which a list is no part of the structure, but travels with the functions."""
 _FORMAT = 1
 PASSING = (Prefetch, Cache, Autocache, WithOptions)
-_BESIDES = {"num_parallel_calls"}
-_LATER: dict[str, Any] = {"together": 0, "incomplete": ""}
+_BESIDES = {"num_parallel_calls", "digest"}
+_LATER: dict[str, Any] = {"together": 0, "incomplete": "", "digest": ""}
 """Parameters that operators have got since, with the value that stands for what was before. Where they have it they are
 not told, so that states and caches of before still fit."""
 _DECODER = msgspec.msgpack.Decoder(_GraphRecord)

@@ -75,7 +75,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
 }
 """Parameters that only decide which items there are, and in which order."""
 
-_EVERYWHERE = {"num_parallel_calls", "deterministic", "arrays"}
+_EVERYWHERE = {"num_parallel_calls", "deterministic", "arrays", "digest"}
 """Parameters that change no output, or for which others stand: for arrays the hash of their contents."""
 
 _BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)

@@ -14,16 +14,13 @@ import msgspec
 from millrace.errors import ProtocolError
 from millrace.message_budget import MALFORMED, check_containers
 from millrace.planning.columns import Integers, Strings, StringsWriter, integers
-
-HASH_BYTES = 16
-"""Bytes of an item's content hash."""
+from millrace.planning.item_hashes import ItemHashes
 
 _AT_ONCE = 4096
 """Locations that are put together at a time."""
 _FORMAT = 2
 _MOST_BYTES = 1 << 62
 _NOTHING = Integers()
-_Bytes = bytes  # a table has a property of that name
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +95,7 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         sizes: stored bytes of each.
         stamps: versions of files.
         pieces: the other columns of splits.
-        hashes: content hashes of the items, :data:`HASH_BYTES` each; empty where nobody knows them.
+        items: content hashes of the items; None where nobody knows any. No plan depends on them.
     """
 
     cheap: bool
@@ -107,7 +104,7 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     sizes: Integers = _NOTHING
     stamps: Integers = _NOTHING
     pieces: Pieces | None = None
-    hashes: _Bytes = b""
+    items: ItemHashes | None = None
 
     def __post_init__(self) -> None:
         entries, columns = len(self.names), [self.sizes]
@@ -119,7 +116,8 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
             right = len(self.pieces.versions) in (0, entries) and self.count == _total(self.pieces.counts)
         if not right or any(len(column) != entries for column in columns):
             raise ValueError(f"the split table is damaged: its columns are not those of {entries} entries")
-        if not self.sizes.within(0, _MOST_BYTES) or len(self.hashes) not in (0, entries * HASH_BYTES):
+        hashed = entries if self.items is None else self.items.entries
+        if not self.sizes.within(0, _MOST_BYTES) or hashed != entries:
             raise ValueError("the split table is damaged: sizes or hashes are not those of its entries")
 
     @property
@@ -284,6 +282,14 @@ def unpack_tables(data: bytes) -> dict[int, SplitTable]:
     if version != _FORMAT:
         raise ProtocolError(f"these split tables have format {version}, this millrace reads {_FORMAT}")
     return tables
+
+
+def without_hashes(tables: Mapping[int, SplitTable]) -> dict[int, SplitTable]:
+    """Leave out of tables what no element depends on: the content hashes of their items."""
+    return {
+        node: table if table.items is None else msgspec.structs.replace(table, items=None)
+        for node, table in tables.items()
+    }
 
 
 def summaries(tables: Mapping[int, SplitTable]) -> dict[int, TableSummary]:

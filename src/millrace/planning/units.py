@@ -24,7 +24,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
-from millrace.planning.split_table import SplitTable, TableSummary, pack_tables
+from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
 """Count of a node that never ends."""
@@ -141,7 +141,7 @@ class UnitMap:
     def plan_digest(self) -> bytes:
         """Hash of what decides which elements a task of a plan has: operators, sources and ``on_error``; 16 bytes."""
         told = msgspec.msgpack.encode([outline(self.graph), self.skips])
-        return hashlib.blake2b(told + pack_tables(self.tables), digest_size=16).digest()
+        return hashlib.blake2b(told + pack_tables(without_hashes(self.tables)), digest_size=16).digest()
 
     def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
         try:

@@ -19,6 +19,9 @@ from millrace.errors import MillraceError, PipelineError, SourceCorruptError, So
 from millrace.graph.nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
+from millrace.sources.digests.digest_file import ItemKind
+from millrace.sources.digests.item_check import PieceCheck, PieceChecks
+from millrace.sources.digests.item_table import with_hashes
 from millrace.sources.listing import expand
 from millrace.sources.read_queues import Feed
 from millrace.sources.reads import Reads, joined
@@ -42,13 +45,14 @@ def list_source(node: FromParquet, reads: Reads, seen: ListingProgress = ignore_
     files = expand(node.patterns)
 
     def look(file: FileInfo) -> list[Split]:
-        metadata = _footer(reads, file).metadata
-        _check_columns(node, file.location, metadata)
+        metadata = _footer(reads, _whole(file)).metadata
+        _check_columns(node.columns, file.location, metadata)
         seen(1)
         return list(_splits(file, metadata))
 
     found = storage.for_each(look, files, lambda file: file.location)
-    return splits_table([split for splits in found for split in splits])
+    table = splits_table([split for splits in found for split in splits])
+    return with_hashes(table, node.digest, reads, ItemKind.CHUNK, node.columns)
 
 
 def open_source(node: FromParquet, table: SplitTable, reads: Reads) -> _Parquet:
@@ -65,9 +69,9 @@ def _splits(file: FileInfo, metadata: Any) -> Iterator[Split]:
         first += about.num_rows
 
 
-def _check_columns(node: FromParquet, location: str, metadata: Any) -> None:
+def _check_columns(names: Collection[str] | None, location: str, metadata: Any) -> None:
     available = metadata.schema.to_arrow_schema().names
-    missing = [name for name in node.columns or () if name not in available]
+    missing = [name for name in names or () if name not in available]
     if missing:
         raise PipelineError(
             f"from_parquet(columns=...): {location} has no column {', '.join(map(repr, missing))}. Its columns are "
@@ -76,28 +80,42 @@ def _check_columns(node: FromParquet, location: str, metadata: Any) -> None:
 
 
 class _Footer(NamedTuple):
-    """Footer of a file: the file as listed, and what the footer says."""
+    """Footer of a file: all of the file as listed, and what the footer says."""
 
-    file: FileInfo
+    file: Entry
     metadata: Any
 
     def columns(self, group: int, names: Collection[str] | None) -> list[Entry]:
         """Entries of a row group's columns, or of those of these names, one for each of their stored columns."""
-        about, file = (
-            self.metadata.row_group(group),
-            Entry(self.file.location, 0, -1, self.file.version, self.file.size),
-        )
+        about = self.metadata.row_group(group)
         found = []
         for number in range(about.num_columns):
             column = about.column(number)
             path = column.path_in_schema
             if names is None or any(path == name or path.startswith(f"{name}.") for name in names):
                 start = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)), default=0)
-                found.append(file.part(start, start + column.total_compressed_size))
+                found.append(self.file.part(start, start + column.total_compressed_size))
         return found
 
 
-def _footer(reads: Reads, file: FileInfo) -> _Footer:
+def column_chunks(reads: Reads, file: Entry, names: Collection[str] | None) -> list[Entry]:
+    """Find the entries of all column chunks of a file, or of those of columns of these names.
+
+    Raises:
+        PipelineError: the file has no column of a name.
+        SourceCorruptError: it is no Parquet file.
+    """
+    footer = _footer(reads, file)
+    _check_columns(names, file.location, footer.metadata)
+    groups = range(footer.metadata.num_row_groups)
+    return [column for group in groups for column in footer.columns(group, names)]
+
+
+def _whole(file: FileInfo) -> Entry:
+    return Entry(file.location, 0, file.size, file.version, file.size)
+
+
+def _footer(reads: Reads, file: Entry) -> _Footer:
     import pyarrow.parquet as pq
 
     with _corrupt_if_unreadable(file.location), contextlib.closing(_open(reads, file)) as stored:
@@ -123,6 +141,7 @@ class _Parquet:
     def __init__(self, node: FromParquet, table: SplitTable, reads: Reads) -> None:
         self._columns = list(node.columns) if node.columns is not None else None
         self._splits, self._reads = table.splits, reads
+        self._checks = PieceChecks(table, table.items, node.digest) if table.items is not None else None
         # Splits of one file are often read one after the other.
         self._footers: dict[tuple[str, str], Future[_Footer]] = {}
         self._lock = threading.Lock()
@@ -155,7 +174,8 @@ class _Parquet:
         def read() -> None:
             try:
                 found = storage.stat(split.location)
-                footer.set_result(_footer(self._reads, found._replace(version=split.version or found.version)))
+                listed = found._replace(version=split.version or found.version)
+                footer.set_result(_footer(self._reads, _whole(listed)))
             except BaseException as error:  # noqa: BLE001 - raised by who asks for it
                 footer.set_exception(error)
                 with self._lock:
@@ -178,9 +198,10 @@ class _Parquet:
         footer = self._footer(split).result()
         metadata = footer.metadata
         unreadable = _corrupt_if_unreadable(split.location, split.start)
-        with unreadable, contextlib.closing(_open(self._reads, footer.file)) as file:
+        check = self._checks.of(split) if self._checks is not None else None
+        with unreadable, contextlib.closing(_open(self._reads, footer.file, checked=check is not None)) as file:
             if isinstance(file, _StoredFile):
-                file.expect(footer.columns(split.start, self._columns), self._most)
+                file.expect(footer.columns(split.start, self._columns), self._most, check)
             parquet = pq.ParquetFile(file, metadata=metadata, pre_buffer=False, buffer_size=_AT_ONCE_BYTES)
             about = metadata.row_group(split.start)
             rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * about.num_rows // max(1, about.total_byte_size)))
@@ -197,27 +218,36 @@ class _Parquet:
                     return
 
 
-def _open(reads: Reads, file: FileInfo) -> Any:
-    """Open a file for pyarrow, which reads local ones by itself."""
+def _open(reads: Reads, file: Entry, *, checked: bool = False) -> Any:
+    """Open a file for pyarrow, which reads local ones by itself, unless what it reads is to be checked."""
     import pyarrow as pa
 
-    return _StoredFile(reads, file) if storage.is_remote(file.location) else pa.OSFile(file.location, "rb")
+    stored = checked or storage.is_remote(file.location)
+    return _StoredFile(reads, file) if stored else pa.OSFile(file.location, "rb")
 
 
 class _StoredFile(storage.Stream):
     """Stored file as pyarrow reads it: by position. Its end, which is read in small parts, is fetched once."""
 
-    def __init__(self, reads: Reads, file: FileInfo) -> None:
+    def __init__(self, reads: Reads, file: Entry) -> None:
         super().__init__()
-        self._reads, self._file = reads, Entry(file.location, 0, file.size, file.version, file.size)
+        self._reads, self._file = reads, file
         self._fetched: list[tuple[Entry, bytes]] = []
         self._streams: list[tuple[Entry, io.BufferedReader]] = []
 
-    def expect(self, columns: list[Entry], most: int) -> None:
-        """Fetch columns together if they have no more than ``most`` bytes; else each is read as a stream."""
+    def expect(self, columns: list[Entry], most: int, check: PieceCheck | None) -> None:
+        """Fetch columns together if they have no more than ``most`` bytes; else each is read as a stream.
+
+        Raises:
+            SourceChangedError: ``check`` says that a column that was fetched is not what it was.
+        """
         if sum(column.bytes for column in columns) <= most:
             asked = joined(columns)
             self._fetched = list(zip(asked, self._reads.fetch(asked), strict=True))
+            if check is not None:
+                for column in filter(lambda column: column.bytes, columns):
+                    chunk = self._range(column.start, column.stop)
+                    check.check(column.start, chunk, f", the column chunk at byte {column.start}")
         else:
             block = most // (_BLOCKS_HELD * len(columns))
             self._streams = [(column, self._reads.open(column, block_bytes=block)) for column in columns]

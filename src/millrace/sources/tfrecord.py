@@ -23,6 +23,9 @@ from millrace.graph.nodes import FromTFRecords
 from millrace.planning.split_table import Split, SplitTable
 from millrace.sources import storage
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
+from millrace.sources.digests.digest_file import ItemKind
+from millrace.sources.digests.item_check import PieceCheck, PieceChecks
+from millrace.sources.digests.item_table import with_hashes
 from millrace.sources.gzip_stream import GZIP, ZLIB, inflate
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
@@ -33,9 +36,12 @@ from millrace.sources.store_requests import Entry
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-_FRAME = _HEADER.size + _FOOTER.size
+HEADER_BYTES = _HEADER.size
+FRAME_BYTES = _HEADER.size + _FOOTER.size
+"""Bytes of a record beside its data, of which :data:`HEADER_BYTES` stand before them."""
 _HEADERS_AT_ONCE = 4096
 _INDEX_BUFFER_BYTES = 8 << 10
+_TOGETHER_BYTES = 1 << 20
 _DOUBTFUL_BYTES = 16 << 20
 """Size in bytes of a record above which its length is verified before memory is asked for; the others' by the chunk."""
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
@@ -54,7 +60,10 @@ def list_source(
             return None
         return indexes.get(file.location) if storage.is_remote(file.location) else _hop(file, reads)
 
-    return split_records(files, record_ends, seen, size)
+    def kind_of(location: str) -> ItemKind:
+        return ItemKind.FILE if _wbits(node, location) else ItemKind.RECORD
+
+    return with_hashes(split_records(files, record_ends, seen, size), node.digest, reads, kind_of)
 
 
 def open_source(node: FromTFRecords, table: SplitTable, reads: Reads) -> _TFRecords:
@@ -85,7 +94,7 @@ def _hop(file: FileInfo, reads: Reads) -> Iterator[int]:
             if len(header) < _HEADER.size:
                 _verify_lengths(file.location, headers[:-1], number)
                 raise _truncated(file.location, number + len(headers) - 1, at)
-            end = at + _FRAME + int(_HEADER.unpack(header)[0])
+            end = at + FRAME_BYTES + int(_HEADER.unpack(header)[0])
             if len(headers) == _HEADERS_AT_ONCE or end > file.size:
                 _verify_lengths(file.location, headers, number)
                 if end > file.size:
@@ -140,6 +149,7 @@ def _parse_index(text: bytes, file: FileInfo, location: str) -> list[int]:
 class _TFRecords:
     def __init__(self, node: FromTFRecords, table: SplitTable, reads: Reads) -> None:
         self._node, self._splits, self._reads = node, table.splits, reads
+        self._checks = PieceChecks(table, table.items, node.digest) if table.items is not None else None
 
     def entries(self, unit: int, _start: int = 0, stop: int = -1) -> Iterator[Entry]:
         return foretold(self._reads, self._splits[unit], stop)
@@ -150,17 +160,41 @@ class _TFRecords:
         stream = self._reads.open(entry_of(split))
         if wbits := _wbits(self._node, split.location):
             stream = inflate(stream, split.location, wbits)
+        check = self._checks.of(split) if self._checks is not None and not wbits else None
         with contextlib.closing(stream):
             reader = _Reader(stream, split)
             reader.skip(start)
             while stop < 0 or reader.done < stop:
                 wanted = max(1, chunk_size())
-                records = reader.take(wanted if stop < 0 else min(wanted, stop - reader.done))
-                if not records:
+                number, at = max(0, split.first_record) + reader.done, stream.tell() if check is not None else 0
+                found = reader.take(wanted if stop < 0 else min(wanted, stop - reader.done))
+                if not found:
                     break
-                yield records
+                if check is not None:
+                    _check(check, at, found, number)
+                yield found
         if 0 <= reader.done < min(split.count, stop if stop >= 0 else split.count):
             raise _truncated(split.location, max(0, split.first_record) + reader.done, split.stop)
+
+
+def _check(check: PieceCheck, at: int, found: list[bytes], number: int) -> None:
+    """Compare records, of which the first begins at byte ``at``, with what a digest says of them."""
+    for which, data in enumerate(found, number):
+        check.check(at + HEADER_BYTES, data, f", record {which}")
+        at += FRAME_BYTES + len(data)
+
+
+def records(stream: io.BufferedReader, location: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Read the records of a plain file from its start on, some at a time, with the byte where the first of them begins.
+
+    The data of a record begin :data:`HEADER_BYTES` after it, and the next record :data:`FRAME_BYTES` after their size.
+    """
+    reader = _Reader(stream, Split(location))
+    count = 1
+    while some := reader.take(count):
+        size = sum(map(len, some)) + FRAME_BYTES * len(some)
+        yield stream.tell() - size, some
+        count = max(1, min(_HEADERS_AT_ONCE, _TOGETHER_BYTES * len(some) // size))
 
 
 class _Reader:
@@ -185,7 +219,7 @@ class _Reader:
                 self._fail(headers, len(header))
             headers.append(header)
             # Up to the last byte, which is read: seeking beyond the end of a file is no error.
-            self._stream.seek(at + _FRAME - 1 + int(_HEADER.unpack(header)[0]))
+            self._stream.seek(at + FRAME_BYTES - 1 + int(_HEADER.unpack(header)[0]))
             if not self._stream.read(1):
                 self._verify(headers)
                 raise _truncated(self._location, self._first + self.done + len(headers) - 1, at)

@@ -23,6 +23,9 @@ from millrace.graph.nodes import FromWebDataset
 from millrace.planning.columns import StringsWriter, integers
 from millrace.planning.split_table import Pieces, Split, SplitTable
 from millrace.sources import storage
+from millrace.sources.digests.digest_file import ItemKind
+from millrace.sources.digests.item_check import PieceCheck, PieceChecks
+from millrace.sources.digests.item_table import with_hashes
 from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
 from millrace.sources.packs.pack_index import INDEX, MARK, PackIndex, read_index, read_mark
@@ -64,14 +67,22 @@ def list_source(
             )
         return None if storage.is_remote(file.location) else _hop(file, reads)
 
-    if node.random_access:
-        return _samples_table(files, record_ends, seen)
-    return split_records(files, record_ends, seen, size)
+    table = (
+        _samples_table(files, record_ends, seen)
+        if node.random_access
+        else split_records(files, record_ends, seen, size)
+    )
+    return with_hashes(table, node.digest, reads, _kind_of)
+
+
+def _kind_of(location: str) -> ItemKind:
+    return ItemKind.FILE if _compressed(location) else ItemKind.MEMBER
 
 
 def open_source(node: FromWebDataset, table: SplitTable, reads: Reads) -> PositionSource | SequentialSource:
     """Make the reader of the samples."""
-    return _PackedSamples(table, reads) if node.random_access else _WebDataset(table, reads)
+    checks = PieceChecks(table, table.items, node.digest) if table.items is not None else None
+    return _PackedSamples(table, reads, checks) if node.random_access else _WebDataset(table, reads, checks)
 
 
 def _indexed(files: list[FileInfo], reads: Reads) -> dict[str, tuple[PackIndex, int]]:
@@ -143,8 +154,8 @@ def _hop(file: FileInfo, reads: Reads) -> Iterator[int]:
 
 
 class _WebDataset:
-    def __init__(self, table: SplitTable, reads: Reads) -> None:
-        self._splits, self._reads = table.splits, reads
+    def __init__(self, table: SplitTable, reads: Reads, checks: PieceChecks | None) -> None:
+        self._splits, self._reads, self._checks = table.splits, reads, checks
 
     def entries(self, unit: int, _start: int = 0, stop: int = -1) -> Iterator[Entry]:
         return foretold(self._reads, self._splits[unit], stop)
@@ -155,7 +166,7 @@ class _WebDataset:
         if 0 <= stop <= start:
             return
         done = start
-        with contextlib.closing(_samples(split, start, self._reads)) as samples:
+        with contextlib.closing(_samples(split, start, self._reads, self._checks)) as samples:
             while done != stop:
                 wanted = max(1, chunk_size())
                 chunk = list(islice(samples, wanted if stop < 0 else min(wanted, stop - done)))
@@ -173,8 +184,8 @@ class _WebDataset:
 class _PackedSamples:
     """Samples of which each is read for itself."""
 
-    def __init__(self, table: SplitTable, reads: Reads) -> None:
-        self._splits, self._reads = table.splits, reads
+    def __init__(self, table: SplitTable, reads: Reads, checks: PieceChecks | None) -> None:
+        self._splits, self._reads, self._checks = table.splits, reads, checks
 
     def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Iterator[Entry]:
         yield entry_of(self._splits[unit])
@@ -182,13 +193,14 @@ class _PackedSamples:
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         indices = positions if isinstance(positions, range) else positions.tolist()
         splits = [self._splits[i] for i in indices]
-        return list(map(_sample, splits, self._reads.fetch(list(map(entry_of, splits)))))
+        contents = self._reads.fetch(list(map(entry_of, splits)))
+        return [_sample(split, data, self._checks) for split, data in zip(splits, contents, strict=True)]
 
 
-def _sample(split: Split, data: bytes) -> dict[str, Any]:
+def _sample(split: Split, data: bytes, checks: PieceChecks | None) -> dict[str, Any]:
     """Make the sample of a split that has no other."""
     stream: Any = io.BufferedReader(_Window(data, split.start))
-    samples = list(_parse(stream, split, 0))
+    samples = list(_parse(stream, split, 0, checks.of(split) if checks is not None else None))
     if len(samples) != 1:
         raise SourceCorruptError(
             f"{split.location}, record {split.first_record}: {len(samples)} samples lie in bytes {split.start} to"
@@ -212,15 +224,19 @@ class _Window(storage.Stream):
         return len(part)
 
 
-def _samples(split: Split, start: int, reads: Reads) -> Generator[dict[str, Any], None, None]:
+def _samples(
+    split: Split, start: int, reads: Reads, checks: PieceChecks | None
+) -> Generator[dict[str, Any], None, None]:
     """Read samples from number ``start`` of the split on; of those before it only headers are read."""
     stream = reads.open(entry_of(split))
     if _compressed(split.location):
-        stream = inflate(stream, split.location, GZIP)
-    return _parse(stream, split, start)
+        stream, checks = inflate(stream, split.location, GZIP), None
+    return _parse(stream, split, start, checks.of(split) if checks is not None else None)
 
 
-def _parse(stream: io.BufferedReader, split: Split, start: int) -> Generator[dict[str, Any], None, None]:
+def _parse(
+    stream: io.BufferedReader, split: Split, start: int, check: PieceCheck | None
+) -> Generator[dict[str, Any], None, None]:
     first = max(0, split.first_record)
     with contextlib.closing(stream):
         sample: dict[str, Any] = {}
@@ -239,12 +255,15 @@ def _parse(stream: io.BufferedReader, split: Split, start: int) -> Generator[dic
                 continue
             if name[1] in sample:
                 raise SourceCorruptError(f"{split.location}, record {first + number}: two files {member.name!r}")
+            at = stream.tell() if check is not None else 0
             data = stream.read(member.size)
             if len(data) < member.size:
                 raise SourceCorruptError(
                     f"{split.location} is truncated: it ends within record {first + number}, in "
                     f"{member.name!r}, whose header is at byte {member.offset}"
                 )
+            if check is not None:
+                check.check(at, data, f", record {first + number}, {member.name!r}")
             sample[name[1]] = data
         if sample:
             yield sample

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from millrace.errors import ProtocolError
 from millrace.planning.columns import BLOCK, Integers, Strings, StringsWriter, integers
 from millrace.planning.split_table import (
-    HASH_BYTES,
     Split,
     files_table,
     pack_tables,
@@ -119,14 +118,6 @@ def test_tables_of_splits_come_back(splits):
     assert table.splits[1:3] == splits[1:3]
     assert table.count == (-1 if any(split.count < 0 for split in splits) else sum(split.count for split in splits))
     assert table.summary().pieces == len(splits)
-
-
-def test_a_table_has_room_for_the_hashes_of_its_items():
-    table = files_table([("a", 1, ""), ("b", 2, "")])
-    hashed = msgspec.structs.replace(table, hashes=b"0123456789abcdef" * 2)
-    assert unpack_tables(pack_tables({0: hashed}))[0].hashes == hashed.hashes
-    with pytest.raises(ValueError, match="hashes"):
-        msgspec.structs.replace(table, hashes=bytes(HASH_BYTES))
 
 
 def test_what_a_plan_needs_of_a_million_files_is_a_few_bytes():

@@ -22,15 +22,15 @@ class PooledReads:
     """Reads with threads, which end with them.
 
     Args:
-        graph: whose options say how many reads are under way at once.
+        graph: whose options say how many reads are under way at once; None: as many as pay.
         at_hand: whether there are to be no threads: whoever asks reads.
 
     Attributes:
         reads: the reads.
     """
 
-    def __init__(self, graph: Graph, *, at_hand: bool = False) -> None:
-        chosen = graph.options().reads_in_flight
+    def __init__(self, graph: Graph | None = None, *, at_hand: bool = False) -> None:
+        chosen = None if graph is None else graph.options().reads_in_flight
         self._threads = ThreadPool(1, (chosen or read_concurrency.MOST) + _SPARE_THREADS, name="read")
         self.reads = Reads(_no_thread if at_hand else self._threads.start, chosen=chosen)
 
