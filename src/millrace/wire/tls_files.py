@@ -11,6 +11,7 @@ from typing import NamedTuple
 from millrace.errors import ServiceError
 from millrace.wire.address import is_loopback
 from millrace.wire.peer_log import PeerLog
+from millrace.wire.tls_contexts import client_context, server_context
 from millrace.wire.tls_names import AUTHORITY, CERTIFICATE, KEY
 
 _logger = logging.getLogger(__name__)
@@ -107,12 +108,19 @@ class TlsFiles:
         chain, key = (self._read(name, optional=not identified) for name in (CERTIFICATE, KEY))
         if bool(chain) != bool(key):
             raise ServiceError(f"{self.folder} has only one of {CERTIFICATE} and {KEY}: it takes both")
-        client = self._context(ssl.PROTOCOL_TLS_CLIENT, authority, identified=bool(chain))
-        client.check_hostname = False
-        server = self._context(ssl.PROTOCOL_TLS_SERVER, authority, identified=True) if chain else None
+        try:
+            client = client_context(authority)
+            server = server_context(authority, demands=self.demands) if chain else None
+        except (ssl.SSLError, ValueError) as error:
+            raise ServiceError(f"{self.folder}/{AUTHORITY} is no certificate: {error}") from error
         if server is not None:
-            server.verify_mode = ssl.CERT_REQUIRED if self.demands else ssl.CERT_NONE
-            server.num_tickets = 0  # nobody resumes
+            try:
+                for context in (client, server):
+                    context.load_cert_chain(os.path.join(self.folder, CERTIFICATE), os.path.join(self.folder, KEY), "")
+            except (OSError, ValueError) as error:
+                raise ServiceError(
+                    f"{CERTIFICATE} and {KEY} in {self.folder} do not fit, or are no certificate and key: {error}"
+                ) from error
         return Certificates(authority, chain, key), client, server
 
     def _read(self, name: str, *, optional: bool = False) -> bytes:
@@ -129,22 +137,6 @@ class TlsFiles:
             ) from None
         except OSError as error:
             raise ServiceError(f"{path} cannot be read: {error.strerror or error}") from error
-
-    def _context(self, protocol: int, authority: bytes, *, identified: bool) -> ssl.SSLContext:
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3  # no renegotiation, and every millrace has it
-        try:
-            context.load_verify_locations(cadata=authority.decode("ascii", "replace"))
-        except (ssl.SSLError, ValueError) as error:
-            raise ServiceError(f"{self.folder}/{AUTHORITY} is no certificate: {error}") from error
-        if identified:
-            try:
-                context.load_cert_chain(os.path.join(self.folder, CERTIFICATE), os.path.join(self.folder, KEY), "")
-            except (OSError, ValueError) as error:
-                raise ServiceError(
-                    f"{CERTIFICATE} and {KEY} in {self.folder} do not fit, or are no certificate and key: {error}"
-                ) from error
-        return context
 
 
 def beyond_loopback(tls: TlsFiles | None, host: str) -> TlsFiles | None:

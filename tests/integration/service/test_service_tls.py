@@ -3,10 +3,13 @@
 import contextlib
 import json
 import logging
+import os
+import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +18,11 @@ from tests.integration.tls_hosts import TlsHosts, files
 
 import millrace as mr
 from millrace.cli import main
+from millrace.client import job_session
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import PipelineError, ServiceError, ServiceUnreachableError, TlsError
+from millrace.wire.data.relays import RELAYS
 from millrace.worker.worker_process import WorkerProcess
 
 ELSEWHERE = "127.1"
@@ -106,6 +111,41 @@ def test_a_job_is_read_through_tls_and_what_tasks_leave_over_too(secured, hosts,
         assert sorted(embedded) == list(range(10))
     with pytest.raises(PipelineError, match="tls= goes with the address of a service"):
         mr.Dataset.range(10).distribute(tls=str(hosts.other))
+
+
+def relays_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Processes that speak TLS for a worker."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = [int(number) for task in tasks for number in task.read_text().split()]
+    return [child for child in children if b"millrace-tls-relay" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_relays_that_are_killed_lose_no_element_and_repeat_none(secured, hosts, caplog, monkeypatch):
+    """Those of the consumer first, then those of both workers, and each time while it reads."""
+    monkeypatch.setattr(job_session, "BUFFER_BYTES", 4 << 20)  # so that not all has come when they are
+    ds = mr.Dataset.range(3000).map(lambda number: np.full(8000, number)).batch(10)
+    workers = secured.processes[1:]
+    killed = []
+    found = []
+    with ds.distribute(secured.address, tls=str(hosts.other), tasks=60) as reading:
+        for number, batch in enumerate(reading):
+            found += [int(row[0]) for row in batch]
+            if number == 20:
+                own = RELAYS.pids
+                assert own
+                for pid in own:
+                    os.kill(pid, signal.SIGKILL)
+                killed += own
+            elif number == 120:
+                theirs = [pid for worker in workers for pid in relays_of(worker)]
+                assert theirs
+                for pid in theirs:
+                    os.kill(pid, signal.SIGKILL)
+                killed += theirs
+        assert sorted(found) == list(range(3000))
+        assert set(killed).isdisjoint(RELAYS.pids)
+    assert RELAYS.pids == []
+    assert "which spoke TLS for this one, ended with status -9" in caplog.text
 
 
 def test_a_worker_that_is_not_believed_is_told_of(secured, hosts, caplog):

@@ -1,4 +1,4 @@
-"""TLS of the data port: frames through it as without, and what who is not believed is told."""
+"""TLS of the data port: frames through it as without, and what who is not believed is told; by a relay, and without."""
 
 import contextlib
 import socket
@@ -16,10 +16,21 @@ from millrace.errors import ServiceError, ServiceUnreachableError, TlsError
 from millrace.wire.data import data_connection
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.fd_passing import FdChannel
+from millrace.wire.data.relayed_stream import RelayedStream
+from millrace.wire.data.relays import SWITCH
 from millrace.wire.data.striping import Striped
 from millrace.wire.data.tls_stream import TlsStream
 
 WAIT_S = 30.0
+
+
+@pytest.fixture(params=["relayed", "here"], autouse=True)
+def kind(request, monkeypatch) -> type:
+    """What speaks TLS: a relay, or the process itself."""
+    if request.param == "here":
+        monkeypatch.setenv(SWITCH, "off")
+        return TlsStream
+    return RelayedStream
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -52,14 +63,14 @@ def dial(server, folder, **options):
 @pytest.mark.parametrize(
     ("sockets", "compression"), [(1, None), (2, None), (8, None), (1, "lz4"), (3, "zstd")], ids=str
 )
-def test_payloads_of_any_size(hosts, sockets, compression):
+def test_payloads_of_any_size(hosts, sockets, compression, kind):
     rng = np.random.default_rng(0)
     with (
         serve(hosts.good) as server,
         dial(server, hosts.anonymous, sockets=sockets, compression=compression) as connection,
         ThreadPoolExecutor() as pool,
     ):
-        assert isinstance(connection._sock, Striped if sockets > 1 else TlsStream)
+        assert isinstance(connection._sock, Striped if sockets > 1 else kind)
         for size in (0, 1, 63, 8_191, 8_192, 16_384, 16_385, 100_000, 9_633_792):
             parts = np.array_split(rng.integers(0, 200, size, np.uint8), 7)
             sending = pool.submit(connection.send, Ping(size), parts)
@@ -175,14 +186,14 @@ def test_who_is_not_believed_gets_nothing(hosts, listening, said):
         dial(server, hosts.other)
 
 
-def test_who_demands_certificates_gets_them(hosts, caplog):
+def test_who_demands_certificates_gets_them(hosts, caplog, kind):
     with serve(hosts.good, demands=True) as server:
         with dial(server, hosts.other, sockets=2) as connection:
             connection.send(Ping(1), [b"abc"])
             assert connection.receive(PING)[1].tobytes() == b"abc"
         for folder, said in (
             (hosts.anonymous, "demands a certificate, and .*/anonymous has none"),
-            (hosts.known_by(hosts.stranger, "unknown"), "refused the certificate in .*/unknown"),
+            (hosts.known_by(hosts.stranger, f"unknown-{kind.__name__}"), "refused the certificate in .*/unknown"),
             (hosts.expired, "refused the certificate in .*/expired, as it has expired"),
         ):
             with pytest.raises(ServiceUnreachableError, match=said):
@@ -231,8 +242,8 @@ def test_who_stops_in_a_handshake_does_not_keep_a_server_from_its_end(hosts):
             assert not thread.is_alive(), thread.name
 
 
-def test_certificates_change_while_a_server_runs(hosts):
-    folder = hosts.copy(hosts.good, "rotating")
+def test_certificates_change_while_a_server_runs(hosts, kind):
+    folder = hosts.copy(hosts.good, f"rotating-{kind.__name__}")
     with serve(folder) as server, dial(server, hosts.other) as connection:
         exchange(folder, hosts.stranger)
         with pytest.raises(TlsError, match="is not of the authority"):

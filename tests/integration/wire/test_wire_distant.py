@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from millrace.errors import ServiceUnreachableError
-from millrace.wire.data import handshake
+from millrace.wire.data import socket_options
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.striping import Striped, round_trip_s
 
@@ -50,7 +50,7 @@ def give(connection):
 def near(address, compression):
     """Reads batches, says what it saw, then waits for one that the link never brings."""
     # A dead link is noticed after 2 s, not 20.
-    handshake._KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
+    socket_options.KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
     with open_data_connection(address, TOKEN, compression=None if compression == "-" else compression) as connection:
         sockets = connection._sock._sockets if isinstance(connection._sock, Striped) else [connection._sock]
         assert isinstance(sockets[0], socket.socket)

@@ -33,6 +33,7 @@ from millrace.wire.data.dialing import Dialer, connect_locally, reason_of
 from millrace.wire.data.fd_passing import FdChannel
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.data.handshake import exchange_hello, receive_hello, refuse, send_welcome
+from millrace.wire.data.links import Link, secured
 from millrace.wire.data.striping import (
     PendingSockets,
     Striped,
@@ -42,7 +43,7 @@ from millrace.wire.data.striping import (
     sockets_for,
     window_bytes,
 )
-from millrace.wire.data.tls_stream import Link, TlsStream, begins_tls
+from millrace.wire.data.tls_stream import begins_tls
 from millrace.wire.own_token import resolve
 from millrace.wire.peer_log import PeerLog
 from millrace.wire.tls_files import TlsFiles
@@ -290,28 +291,19 @@ class DataServer:
 
     def _begin(self, newcomer: Newcomer) -> None:
         """Serve a peer that has begun to speak, in a thread of its own."""
-        sock: Link = newcomer.sock
-        if newcomer.sock.family == _AF_UNIX and not may_share(newcomer.sock):
+        near = newcomer.sock.family == _AF_UNIX
+        if near and not may_share(newcomer.sock):
             _peers.warning("refused a process of another user on this host")
             self._acceptor.lobby.leave(newcomer)
-            sock.close()
+            newcomer.sock.close()
             return
-        if newcomer.sock.family == _AF_UNIX:
-            connection = DataConnection(sock, "this host", FdChannel(newcomer.sock, self._arena))
+        if near:
+            connection = DataConnection(newcomer.sock, "this host", FdChannel(newcomer.sock, self._arena))
         else:
-            peer = format_address(*newcomer.address[:2])
-            try:
-                if self._tls is not None and begins_tls(newcomer.sock):
-                    sock = TlsStream(newcomer.sock, self._tls, peer)
-            except (OSError, ValueError) as error:  # it has gone meanwhile
-                _logger.debug("%s left: %s", peer, error)
-                self._acceptor.lobby.leave(newcomer)
-                newcomer.sock.close()
-                return
-            connection = DataConnection(sock, peer)
+            connection = DataConnection(newcomer.sock, format_address(*newcomer.address[:2]))
         newcomer.hang_up = connection.close
         thread = threading.Thread(
-            target=self._serve, args=(connection, newcomer, sock), name=f"millrace-data-{connection.peer}", daemon=True
+            target=self._serve, args=(connection, newcomer), name=f"millrace-data-{connection.peer}", daemon=True
         )
         with self._lock:
             try:
@@ -325,14 +317,14 @@ class DataServer:
         self._acceptor.lobby.leave(newcomer)
         connection.close()
 
-    def _serve(self, connection: DataConnection, newcomer: Newcomer, sock: Link) -> None:
+    def _serve(self, connection: DataConnection, newcomer: Newcomer) -> None:
         lobby = self._acceptor.lobby
+        near = newcomer.sock.family == _AF_UNIX
         try:
             with connection.borrowed("welcome"):
-                if isinstance(sock, TlsStream):
-                    sock.shake_hands(HELLO_TIMEOUT_S)
-                elif self._tls is not None and sock.family != _AF_UNIX:
-                    self._refuse_plain(sock)
+                sock: Link = newcomer.sock
+                if self._tls is not None and not near:
+                    sock = self._secure(connection, newcomer.sock, self._tls)
                 part, shown = self._let_in(connection, sock)
                 self._count(connection)
                 if part is not None and part.index:
@@ -340,7 +332,7 @@ class DataServer:
                     with self._pending.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
                         send_welcome(lent, shown)
                     return
-                send_welcome(sock, shown, "" if sock.family == _AF_UNIX else self._local_name)
+                send_welcome(sock, shown, "" if near else self._local_name)
             connection.await_first(lambda: lobby.leave(newcomer))
             lobby.let_in(newcomer)
             self._on_connection(connection)
@@ -360,10 +352,22 @@ class DataServer:
                 self._let_in_now.discard(connection)
                 del self._serving[connection]
 
-    def _refuse_plain(self, sock: Link) -> NoReturn:
-        error = TlsError(f"{self.address} speaks TLS, {NO_TLS_HERE}")
-        refuse(sock, error)
-        raise error
+    def _secure(self, connection: DataConnection, sock: socket.socket, files: TlsFiles) -> Link:
+        """Speak TLS with a peer.
+
+        Raises:
+            TlsError: it does not, or is not who it should be.
+        """
+        if not begins_tls(sock):
+            error = TlsError(f"{self.address} speaks TLS, {NO_TLS_HERE}")
+            refuse(sock, error)
+            raise error
+        # Who is on this host goes on by its memory, most likely: a relay would be started for one greeting.
+        near = bool(self._local_name) and same_host(sock)
+        stream = secured(sock, files, connection.peer, relayed=not near)
+        connection.switch_to(stream, None)
+        stream.shake_hands(HELLO_TIMEOUT_S)
+        return stream
 
     def _count(self, connection: DataConnection) -> None:
         """Count a peer that was let in.
@@ -441,21 +445,36 @@ def open_data_connection(
         others: list[Link] = []
         part = None
         count = sockets or sockets_for(round_trip_s(dialled), window_bytes(), same_host=same_host(dialled))
-        first = dialer.secured(dialled)
+        # Who is on this host is read by its memory, most likely: a relay would be started for one greeting.
+        near = local and AVAILABLE and same_host(dialled)
+        first = dialer.secured(dialled, relayed=not near)
         if count > 1:
             identity = secrets.token_hex(16)
             part, *parts = [StripePart(identity, index, count) for index in range(count)]
             with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
                 others = list(pool.map(join, parts))
         name = exchange_hello(first, shown, dialer.deadline, compression, part)
+        dialer.settle()
         nearer = connect_locally(name, shown, dialer.deadline) if local and name else None
+        if nearer is None and near and tls is not None:
+            dialer.close()
+            return open_data_connection(
+                address,
+                token,
+                timeout,
+                local=False,
+                compression=compression,
+                sockets=sockets,
+                credential=shown,
+                tls=tls,
+            )
         if nearer is None:
             return DataConnection(Striped([first, *others]) if others else first, dialer.where, compression=compression)
         dialer.close()
         return DataConnection(nearer, dialer.where, FdChannel(nearer))
     except BaseException as error:
-        dialer.close()
         translated = dialer.translate(error)
+        dialer.close()
         if translated is not None:
             raise translated from error
         raise

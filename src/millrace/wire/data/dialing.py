@@ -12,7 +12,8 @@ from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableErro
 from millrace.wire.address import format_address, parse_address
 from millrace.wire.data.data_keys import Credential
 from millrace.wire.data.handshake import exchange_hello
-from millrace.wire.data.tls_stream import Link, TlsStream
+from millrace.wire.data.links import Link, secured
+from millrace.wire.data.relayed_stream import RelayedStream
 from millrace.wire.tls_files import TlsFiles
 from millrace.wire.tls_names import describe
 
@@ -53,14 +54,20 @@ class Dialer:
         self._opened.append(sock)
         return sock
 
-    def secured(self, sock: socket.socket) -> Link:
-        """Speak TLS through a socket, if that is spoken."""
+    def secured(self, sock: socket.socket, *, relayed: bool = True) -> Link:
+        """Speak TLS through a socket, if that is spoken: in a process of its own, or in this one."""
         if self._tls is None:
             return sock
-        stream = TlsStream(sock, self._tls, self.where, self._host)
+        stream = secured(sock, self._tls, self.where, self._host, relayed=relayed)
         self._opened.append(stream)
         stream.shake_hands(self.deadline - time.monotonic())
         return stream
+
+    def settle(self) -> None:
+        """Note that the peer has welcomed this process on all sockets."""
+        for sock in self._opened:
+            if isinstance(sock, RelayedStream):
+                sock.settle()
 
     def close(self) -> None:
         """Close all sockets."""
@@ -68,7 +75,12 @@ class Dialer:
             sock.close()
 
     def translate(self, error: BaseException) -> MillraceError | None:
-        """Translate an error of dialing, or of the handshake that follows; None: it says enough."""
+        """Translate an error of dialing, or of the handshake that follows; None: it says enough. Before closing."""
+        if isinstance(error, (EOFError, OSError)) and not isinstance(error, MillraceError):
+            known = (each.trouble() for each in self._opened if isinstance(each, RelayedStream))
+            error = next((trouble for trouble in known if trouble is not None), error)
+        if isinstance(error, TlsError):
+            return error
         # Who listens says so only now if it wants to know who this is.
         if isinstance(error, ssl.SSLError) and self._tls is not None and "ALERT" in str(error.reason):
             return TlsError(describe(error, self.where, self._tls.folder))

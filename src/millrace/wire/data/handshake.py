@@ -10,7 +10,6 @@ connecting side                          listening side
 from __future__ import annotations
 
 import hmac
-import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -23,15 +22,15 @@ from millrace.wire.auth import OWN, REFUSED_TOKEN, Identity, check_protocol
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_keys import NONCE_BYTES, Credential, draw_key, proof
 from millrace.wire.data.frames import receive_frame, send_frame
+from millrace.wire.data.links import Link
+from millrace.wire.data.socket_options import set_socket_options
 from millrace.wire.data.striping import StripePart
-from millrace.wire.data.tls_stream import Link
 from millrace.wire.error_codec import error_of, failure_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _HELLO_BYTES = 16 << 10
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 
 
 M = TypeVar("M")
@@ -192,14 +191,3 @@ class _DeadlineSocket:
             raise TimeoutError("timed out")
         self._sock.settimeout(remaining)
         return self._sock.recv_into(buffer, nbytes, flags)
-
-
-def set_socket_options(sock: Link) -> None:
-    """Set the options of a new TCP socket; docs/design/0003-data-plane.md says why these."""
-    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
-        return  # whoever holds the other end is on this host: its death closes it
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # macOS calls the first TCP_KEEPALIVE; two hours will do there
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -24,7 +24,7 @@ import msgspec
 
 from millrace.errors import ProtocolError, ServiceUnreachableError
 from millrace.wire.data.frames import IOV_MAX, drop
-from millrace.wire.data.tls_stream import Link, TlsStream
+from millrace.wire.data.links import Link
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -226,7 +226,7 @@ class PendingSockets:
             if key in self._waiting:
                 raise ProtocolError(f"socket {part.index} of a connection came twice")
             # Whoever holds the old object closes nothing any more.
-            lent = sock.taken_over() if isinstance(sock, TlsStream) else socket.socket(fileno=sock.detach())
+            lent = socket.socket(fileno=sock.detach()) if isinstance(sock, socket.socket) else sock.taken_over()
             self._waiting[key] = lent
         try:
             yield lent

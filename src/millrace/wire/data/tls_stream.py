@@ -220,7 +220,3 @@ def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
             joined += view
     if joined:
         yield memoryview(joined)
-
-
-Link = socket.socket | TlsStream
-"""One connection of TCP, as it is or with TLS, or of a Unix socket."""
