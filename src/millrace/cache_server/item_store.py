@@ -1,0 +1,389 @@
+"""Item store: stored bytes on a local disk, in segments, with an index in SQLite; bounded in bytes.
+
+Items lie one behind the other in segment files, so that small ones cost no file each and room is made by removing one
+file. Nothing is synced: after a crash of the machine, an item that was damaged is found by its checksum and is as if it
+had never been there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import sqlite3
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from millrace.errors import CacheError
+from millrace.policies.caching.source_eviction import IDLE_S, SegmentUse, victim
+from millrace.private_folder import make_private, private
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_LAYOUT = 1
+_INDEX = "index.db"
+_LOCK = "lock"
+_OURS = re.compile(r"index\.db(-wal|-shm|-journal)?|lock|\d{8}\.segment")
+_SEGMENTS = 256
+"""Segments that a full store has, about: so much of it goes at a time."""
+_SEGMENT_BYTES = 1 << 20, 1 << 30
+"""Least and most bytes of a segment."""
+_OPEN_FILES = 128
+_TABLES = f"""
+create table if not exists segments (number integer primary key, size integer not null);
+create table if not exists items (
+    content blob primary key, segment integer not null, start integer not null, size integer not null,
+    checksum integer not null
+) without rowid;
+create index if not exists by_segment on items (segment);
+create table if not exists names (name blob primary key, content blob not null) without rowid;
+create index if not exists by_content on names (content);
+pragma user_version = {_LAYOUT};
+"""
+
+_logger = logging.getLogger(__name__)
+
+
+class StoredItem(NamedTuple):
+    """Item that is in the store.
+
+    Attributes:
+        segment: number of the file that it lies in.
+        start: its first byte there.
+        size: in bytes.
+        checksum: CRC-32 of the bytes.
+    """
+
+    segment: int
+    start: int
+    size: int
+    checksum: int
+
+
+_Found = list[StoredItem | None]
+
+
+class ItemStore:
+    """Items of one folder, which one process uses at a time. Thread-safe.
+
+    Args:
+        folder: where they are kept; made if it is not there, its owner's alone.
+        most_bytes: bytes of segments to keep at most.
+        clock: seconds, monotonic.
+        idle_s: see :func:`~millrace.policies.caching.source_eviction.victim`.
+
+    Raises:
+        CacheError: the folder can't be used, or another process uses it.
+    """
+
+    def __init__(self, folder: str, most_bytes: int, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
+        self._folder, self._most, self._clock, self._idle_s = folder, most_bytes, clock, idle_s
+        least, most = _SEGMENT_BYTES
+        self._segment_bytes = min(max(most_bytes // _SEGMENTS, least), most)
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, int] = OrderedDict()
+        self._closed = False
+        self._complained = False
+        with _errors(folder):
+            make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
+            self._held = private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                _hold(self._held, folder)
+                self._base = self._open_index()
+                now = clock()
+                sizes = self._base.execute("select number, size from segments").fetchall()
+                self._sizes: dict[int, int] = dict(sizes)
+                (self._count,) = self._base.execute("select count(*) from items").fetchone()
+                self._used = dict.fromkeys(self._sizes, now)
+                self._current = max(self._sizes, default=0)  # its end may hold what is not in the index
+                self._writing = -1
+                self._remove_strangers()
+                while sum(self._sizes.values()) > most_bytes:
+                    self._remove(min(self._sizes))
+            except BaseException:
+                os.close(self._held)
+                raise
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def find(self, contents: Sequence[bytes], names: Sequence[bytes]) -> tuple[_Found, _Found]:
+        """Look up items, in the order of what is asked.
+
+        Args:
+            contents: hashes of items.
+            names: that they may have been inserted under.
+
+        Returns:
+            those of ``contents`` and those of ``names``; None: it isn't there.
+        """
+        now = self._clock()
+        try:
+            with self._lock, self._index() as base:
+                found = [_found(base, _BY_CONTENT, content) for content in contents]
+                named = [_found(base, _BY_NAME, name) for name in names]
+                for item in (*found, *named):
+                    if item is not None:
+                        self._used[item.segment] = now
+        except sqlite3.Error as error:
+            self._complain("read", error)
+            return [None] * len(contents), [None] * len(names)
+        return found, named
+
+    def read(self, item: StoredItem) -> bytes | None:
+        """Read an item, and check it; None: it has gone meanwhile, or is damaged and goes now."""
+        with self._lock:
+            handle = self._opened(item.segment)
+            if handle is None:
+                return None
+            handle = os.dup(handle)  # another thread may close it to open others
+        try:
+            data = os.pread(handle, item.size, item.start)
+        except OSError as error:
+            self._complain("read", error)
+            return None
+        finally:
+            os.close(handle)
+        if len(data) == item.size and zlib.crc32(data) == item.checksum:
+            return data
+        with self._lock, self._index() as base:
+            _logger.warning("an item in segment %d of %s is damaged; it goes", item.segment, self._folder)
+            gone = base.execute("delete from items where segment = ? and start = ?", (item.segment, item.start))
+            self._count -= gone.rowcount
+        return None
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def add(self, data: Buffer, content: bytes, name: bytes | None = None) -> bool:
+        """Keep an item.
+
+        Args:
+            data: its bytes.
+            content: their hash.
+            name: under which it is to be found, too; one that leads to an item goes on leading to that.
+
+        Returns:
+            whether it is there now; there may be no room, or the disk may have failed, which is said once.
+        """
+        view = memoryview(data).cast("B")
+        checksum = zlib.crc32(view)
+        try:
+            with self._lock, self._index() as base:
+                item = _found(base, _BY_CONTENT, content)
+                if item is None:
+                    item = self._append(view, checksum)
+                    if item is None:
+                        return False
+                    base.execute("insert into items values (?, ?, ?, ?, ?)", (content, *item))
+                    self._count += 1
+                if name is not None and _found(base, _BY_NAME, name) is None:
+                    base.execute("insert or replace into names values (?, ?)", (name, content))
+                self._used[item.segment] = self._clock()
+                return True
+        except (OSError, sqlite3.Error) as error:
+            self._complain("written", error)
+            return False
+
+    def _append(self, view: memoryview, checksum: int) -> StoredItem | None:
+        """Write bytes behind the last ones, in the last segment or a new one; None: there is no room."""
+        size = view.nbytes
+        if size > self._most:
+            return None
+        if self._writing < 0 or self._sizes[self._current] + size > max(self._segment_bytes, size):
+            if not self._make_room(max(self._segment_bytes, size)):
+                return None
+            self._begin_segment()
+        start = self._sizes[self._current]
+        at = start
+        while view:
+            written = os.pwrite(self._writing, view, at)
+            view, at = view[written:], at + written
+        self._sizes[self._current] = at
+        self._base.execute("update segments set size = ? where number = ?", (at, self._current))
+        return StoredItem(self._current, start, size, checksum)
+
+    def _make_room(self, size: int) -> bool:
+        """Make room for a segment, if one is not in use."""
+        now = self._clock()
+        while sum(self._sizes.values()) + size > self._most:
+            uses = [SegmentUse(number, self._used[number]) for number in self._sizes]
+            number = victim(uses, now, self._idle_s)
+            if number is None:
+                return False
+            self._remove(number)
+        return True
+
+    def _begin_segment(self) -> None:
+        self._end_segment()
+        number = self._current + 1
+        self._writing = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._current = number
+        self._base.execute("insert into segments values (?, 0)", (number,))
+        self._sizes[number], self._used[number] = 0, self._clock()
+
+    def _end_segment(self) -> None:
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def _remove(self, number: int) -> None:
+        """Remove a segment and all that lies in it."""
+        if number == self._current:
+            self._end_segment()
+        self._base.execute(_DROP_NAMES, (number,))
+        self._count -= self._base.execute("delete from items where segment = ?", (number,)).rowcount
+        self._base.execute("delete from segments where number = ?", (number,))
+        del self._sizes[number], self._used[number]
+        if (handle := self._files.pop(number, None)) is not None:
+            os.close(handle)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(number))
+
+    def clear(self) -> int:
+        """Remove all items; return the bytes that they took."""
+        with self._lock, self._index():
+            freed = sum(self._sizes.values())
+            for number in list(self._sizes):
+                self._remove(number)
+            return freed
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Items, and bytes of segments."""
+        with self._lock:
+            return self._count, sum(self._sizes.values())
+
+    def close(self) -> None:
+        """Close all files; others may use the folder. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._end_segment()
+            while self._files:
+                os.close(self._files.popitem()[1])
+            self._base.close()
+            os.close(self._held)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._folder, f"{number:08}.segment")
+
+    def _opened(self, number: int) -> int | None:
+        """Open a segment to read, or find it open; None: it isn't there."""
+        if number not in self._sizes:
+            return None
+        handle = self._files.pop(number, None)
+        if handle is None:
+            try:
+                handle = private(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self._remove(number)
+                return None
+            while len(self._files) >= _OPEN_FILES:
+                os.close(self._files.popitem(last=False)[1])
+        self._files[number] = handle
+        return handle
+
+    @contextlib.contextmanager
+    def _index(self) -> Iterator[sqlite3.Connection]:
+        """Lend the index, with the lock held; what is written in the body is written together."""
+        if self._closed:
+            raise CacheError(f"the cache in {self._folder} was closed")
+        self._base.execute("begin")
+        try:
+            yield self._base
+        finally:
+            if self._base.in_transaction:  # a full disk may have ended it
+                self._base.execute("commit")
+
+    def _open_index(self) -> sqlite3.Connection:
+        path = os.path.join(self._folder, _INDEX)
+        try:
+            return _connected(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise CacheError(f"{path}: {error}") from error
+            _logger.warning("%s can't be read (%s): the cache begins empty", path, error)
+        for name in os.listdir(self._folder):
+            if _OURS.fullmatch(name) and name != _LOCK:
+                os.unlink(os.path.join(self._folder, name))
+        return _connected(path)
+
+    def _remove_strangers(self) -> None:
+        """Remove segments that the index doesn't know, and forget those that are not there."""
+        there = {int(name[:8]) for name in os.listdir(self._folder) if name.endswith(".segment")}
+        for number in there - self._sizes.keys():
+            os.unlink(self._path(number))
+        for number in self._sizes.keys() - there:
+            self._remove(number)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            _logger.warning(
+                "the cache in %s can't be %s: %s. What is asked for is read from where it is stored; this is said once",
+                self._folder,
+                what,
+                error,
+            )
+
+
+_DROP_NAMES = "delete from names where content in (select content from items where segment = ?)"
+_BY_CONTENT = "select segment, start, size, checksum from items where content = ?"
+_BY_NAME = "select segment, start, size, checksum from names join items using (content) where name = ?"
+
+
+def content_of(data: Buffer) -> bytes:
+    """Hash an item's bytes: SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def _found(base: sqlite3.Connection, statement: str, key: bytes) -> StoredItem | None:
+    row = base.execute(statement, (key,)).fetchone()
+    return None if row is None else StoredItem(*row)
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    with contextlib.suppress(FileExistsError):
+        os.close(private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        base.execute("pragma journal_mode = wal")
+        base.execute("pragma synchronous = off")
+        base.execute(f"pragma journal_size_limit = {4 << 20}")
+        _check_layout(base)
+        base.executescript(_TABLES)
+    except BaseException:
+        base.close()
+        raise
+    return base
+
+
+def _check_layout(base: sqlite3.Connection) -> None:
+    (layout,) = base.execute("pragma user_version").fetchone()
+    if layout not in {0, _LAYOUT}:
+        raise sqlite3.DatabaseError(f"it has layout {layout}")
+
+
+def _hold(handle: int, folder: str) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CacheError(f"another cache server uses {folder}: give this one a folder of its own") from None
+
+
+@contextlib.contextmanager
+def _errors(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{folder}: {error.strerror or error}; name another folder for the cache") from error

@@ -1,0 +1,203 @@
+"""Items on disk: found by content and by name, bounded, checked, and there again after a restart or a crash."""
+
+import os
+import stat
+
+import pytest
+
+from millrace.cache_server.item_store import ItemStore, content_of
+from millrace.errors import CacheError
+
+MIB = 1 << 20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def open_store(tmp_path, clock):
+    opened = []
+
+    def open_one(most_bytes: int = 64 * MIB, folder=tmp_path / "cache", **options):
+        opened.append(ItemStore(str(folder), most_bytes, clock, **options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def read(store: ItemStore, *, content: bytes = b"", name: bytes = b"") -> bytes | None:
+    contents, names = store.find([content] if content else [], [name] if name else [])
+    (item,) = contents + names
+    return None if item is None else store.read(item)
+
+
+def add(store: ItemStore, data: bytes, name: bytes | None = None) -> bool:
+    return store.add(data, content_of(data), name)
+
+
+def test_an_item_is_found_by_its_content_and_by_its_name(open_store):
+    store = open_store()
+    assert add(store, b"some bytes", b"here")
+    assert add(store, b"others")
+    assert read(store, content=content_of(b"some bytes")) == b"some bytes"
+    assert read(store, name=b"here") == b"some bytes"
+    assert read(store, content=content_of(b"others")) == b"others"
+    assert read(store, name=b"there") is None
+    assert store.totals == (2, 16)
+
+
+def test_equal_bytes_under_two_names_are_kept_once(open_store):
+    store = open_store()
+    assert add(store, b"same", b"one")
+    assert add(store, b"same", b"two")
+    assert read(store, name=b"one") == read(store, name=b"two") == b"same"
+    assert store.totals == (1, 4)
+
+
+def test_a_name_goes_on_leading_to_what_it_led_to(open_store):
+    store = open_store()
+    add(store, b"first", b"name")
+    assert add(store, b"second", b"name")
+    assert read(store, name=b"name") == b"first"
+
+
+def test_what_was_there_is_there_after_a_restart(open_store):
+    store = open_store()
+    items = [os.urandom(1000) for _ in range(50)]
+    for number, data in enumerate(items):
+        add(store, data, b"%d" % number)
+    store.close()
+    store = open_store()
+    assert [read(store, name=b"%d" % number) for number in range(50)] == items
+    assert add(store, b"new")
+    assert read(store, content=content_of(b"new")) == b"new"
+
+
+def test_one_process_at_a_time_uses_a_folder(open_store):
+    open_store()
+    with pytest.raises(CacheError, match="another cache server uses"):
+        open_store()
+
+
+def test_the_folder_is_its_owners_alone(open_store, tmp_path):
+    add(open_store(), b"x")
+    assert stat.S_IMODE(os.stat(tmp_path / "cache").st_mode) == 0o700
+    for name in os.listdir(tmp_path / "cache"):
+        assert not stat.S_IMODE(os.stat(tmp_path / "cache" / name).st_mode) & 0o077, name
+
+
+def test_what_is_in_use_stays_when_the_store_is_full(open_store, clock):
+    store = open_store(4 * MIB, idle_s=600.0)
+    kept = [add(store, os.urandom(MIB // 4)) for _ in range(32)]
+    assert kept == [True] * 16 + [False] * 16
+    clock.now += 599.0
+    assert not add(store, os.urandom(MIB // 4))
+
+
+def test_what_nobody_has_read_for_long_goes_first(open_store, clock):
+    store = open_store(4 * MIB, idle_s=600.0)
+    items = [os.urandom(MIB // 4) for _ in range(16)]
+    for number, data in enumerate(items):
+        add(store, data, b"%d" % number)
+    clock.now += 601.0
+    assert read(store, name=b"0") is not None  # keeps the segment that it lies in
+    assert add(store, b"new")
+    there = [read(store, name=b"%d" % number) is not None for number in range(16)]
+    assert there == [True] * 4 + [False] * 4 + [True] * 8
+
+
+def test_a_smaller_bound_holds_from_the_start(open_store):
+    store = open_store(4 * MIB)
+    for _ in range(16):
+        add(store, os.urandom(MIB // 4))
+    store.close()
+    assert open_store(2 * MIB).totals == (8, 2 * MIB)
+
+
+def test_an_item_larger_than_the_store_is_not_kept(open_store):
+    assert not add(open_store(MIB), bytes(MIB + 1))
+
+
+def test_an_item_larger_than_a_segment_has_one_of_its_own(open_store):
+    store = open_store()
+    data = os.urandom(3 * MIB)
+    assert add(store, data)
+    assert read(store, content=content_of(data)) == data
+
+
+def test_damaged_bytes_are_as_if_they_had_never_been_there(open_store, tmp_path):
+    store = open_store()
+    add(store, b"good bytes", b"one")
+    add(store, b"more bytes", b"two")
+    (segment,) = (tmp_path / "cache").glob("*.segment")
+    with open(segment, "r+b") as file:
+        file.write(b"BAD")
+    assert read(store, name=b"one") is None
+    assert read(store, name=b"two") == b"more bytes"
+    assert add(store, b"good bytes", b"one")
+    assert read(store, name=b"one") == b"good bytes"
+
+
+def test_a_segment_that_is_gone_or_cut_takes_its_items_along(open_store, tmp_path):
+    store = open_store()
+    add(store, bytes(MIB), b"one")
+    add(store, bytes(range(256)) * 4096, b"two")
+    store.close()
+    first, second = sorted((tmp_path / "cache").glob("*.segment"))
+    first.unlink()
+    os.truncate(second, 10)
+    store = open_store()
+    assert read(store, name=b"one") is None
+    assert read(store, name=b"two") is None
+    assert add(store, bytes(MIB), b"one")
+    assert read(store, name=b"one") == bytes(MIB)
+
+
+def test_a_segment_that_vanishes_meanwhile_is_noticed(open_store, tmp_path):
+    store = open_store()
+    add(store, bytes(MIB), b"one")
+    next((tmp_path / "cache").glob("*.segment")).unlink()
+    assert read(store, name=b"one") is None
+    assert store.totals == (0, 0)
+
+
+def test_an_index_that_cannot_be_read_is_begun_anew(open_store, tmp_path):
+    store = open_store()
+    add(store, b"bytes", b"one")
+    store.close()
+    for name in ("index.db", "index.db-wal"):
+        path = tmp_path / "cache" / name
+        if path.exists():
+            path.write_bytes(b"garbage" * 1000)
+    store = open_store()
+    assert read(store, name=b"one") is None
+    assert add(store, b"bytes", b"one")
+    assert read(store, name=b"one") == b"bytes"
+
+
+def test_a_folder_that_holds_other_files_keeps_them(open_store, tmp_path):
+    (tmp_path / "cache").mkdir(mode=0o755)
+    (tmp_path / "cache" / "notes.txt").write_text("mine")
+    add(open_store(), b"x")
+    assert (tmp_path / "cache" / "notes.txt").read_text() == "mine"
+
+
+def test_all_can_be_removed(open_store, tmp_path):
+    store = open_store()
+    add(store, b"x" * 1000, b"one")
+    assert store.clear() == 1000
+    assert read(store, name=b"one") is None
+    assert not list((tmp_path / "cache").glob("*.segment"))
+    assert add(store, b"x" * 1000, b"one")
