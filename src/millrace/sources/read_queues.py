@@ -49,6 +49,7 @@ class ScheduledRead:
 
     __slots__ = (
         "account",
+        "at_store",
         "began",
         "cpu_s",
         "dropped",
@@ -64,7 +65,7 @@ class ScheduledRead:
     def __init__(self, account: ReadAccount, entry: Entry, number: int, queue: Queue | None = None) -> None:
         self.account, self.entry, self.round, self.queue = account, entry, number, queue
         self.began = self.seconds = self.cpu_s = 0.0
-        self.dropped = self.hedged = self.retried = False
+        self.at_store = self.dropped = self.hedged = self.retried = False
         self.result: Future[bytes] = Future()
 
 

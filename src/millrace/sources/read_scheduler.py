@@ -12,14 +12,29 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
 
 from millrace.policies import read_concurrency, read_hedging
 from millrace.policies.read_concurrency import InFlight, Round
 from millrace.sources.read_queues import COMING, STREAM, TASK, Feed, Key, Queue, ReadAccount, ScheduledRead
-from millrace.sources.store_requests import Entry
+from millrace.sources.store_requests import Entry, RequestWatch
 
-Request = Callable[[Entry, Callable[[], bool], Callable[[bool], None]], bytes]
+Request = Callable[[Entry, RequestWatch], bytes]
 """Reads an entry, as :meth:`millrace.sources.store_requests.StoreRequests.read` does."""
+
+
+class SourceTier(Protocol):
+    """Cache of stored bytes before the stores."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it is asked at all, so that everybody is to ask for the same ranges."""
+        ...
+
+    def tier(self, fetch: Request) -> Request:
+        """Make a request that asks the cache first, from one that asks the store."""
+        ...
+
 
 _LOOK_S = 1.0
 clock = time.perf_counter
@@ -32,12 +47,18 @@ class ReadScheduler:
         start: runs a function without arguments on a thread.
         request: reads an entry; called on several threads at once.
         chosen: reads at once; None: as many as pay.
+        tier: a cache that is asked before; None: there is none.
     """
 
     def __init__(
-        self, start: Callable[[Callable[[], None]], None], request: Request, chosen: int | None = None
+        self,
+        start: Callable[[Callable[[], None]], None],
+        request: Request,
+        chosen: int | None = None,
+        tier: SourceTier | None = None,
     ) -> None:
-        self._start, self._request = start, request
+        self._start, self._request = start, request if tier is None else tier.tier(request)
+        self._tier = tier
         # Reentrant: the garbage collector may close an abandoned task in the middle of anything.
         self._lock = threading.RLock()
         self._state = read_concurrency.begin(chosen)
@@ -49,6 +70,11 @@ class ReadScheduler:
         self._under_way = self._peak = self._count = self._round = self._requests = self._hedged = 0
         self._read_s = self._waited_s = 0.0
         self._since = clock()
+
+    @property
+    def cached(self) -> bool:
+        """Whether a cache is asked before the stores."""
+        return self._tier is not None and self._tier.there
 
     @property
     def in_flight(self) -> InFlight:
@@ -186,20 +212,28 @@ class ReadScheduler:
         account = read.account
         if not second:
             read.began, read.round = clock(), self._round
-        self._count_request(account, 1)
+            read.at_store = not self.cached
+        if read.at_store:
+            self._count_request(account, 1)
+        self._count_under_way(account, 1)
         account.held += read.entry.bytes
         self._peak = max(self._peak, self._under_way)
         try:
             self._start(lambda: self._run(read, second=second))
         except (RuntimeError, MemoryError):
-            self._count_request(account, -1)
+            if read.at_store:
+                self._count_request(account, -1)
+            self._count_under_way(account, -1)
             account.held -= read.entry.bytes
             return False
         return True
 
-    def _count_request(self, account: ReadAccount, change: int) -> None:
+    def _count_under_way(self, account: ReadAccount, change: int) -> None:
         self._under_way += change
         account.under_way += change
+
+    def _count_request(self, account: ReadAccount, change: int) -> None:
+        """Count a request to a store."""
         account.requests += change
         self._requests += change
 
@@ -208,14 +242,13 @@ class ReadScheduler:
         began, cpu = clock(), time.thread_time()
         data, failure = b"", None
         try:
-            data = self._request(read.entry, read.result.done, lambda slow_down: self._again(read, slow_down=slow_down))
+            data = self._request(read.entry, _Watch(self, read, second=second))
         except BaseException as error:  # noqa: BLE001 - handed to whoever asks for it
             failure = error
         ended = clock()
         with self._lock:
-            self._under_way -= 1
-            read.account.under_way -= 1
-            read.account.bytes += len(data)
+            self._count_under_way(read.account, -1)
+            read.account.bytes += len(data) if read.at_store else 0
             if second or read.dropped:
                 read.account.held -= read.entry.bytes
             if not read.result.done():
@@ -228,7 +261,14 @@ class ReadScheduler:
         with self._lock:
             self._begin_more()
 
-    def _again(self, read: ScheduledRead, *, slow_down: bool) -> None:
+    def at_store(self, read: ScheduledRead) -> None:
+        """Note that the store is asked now, what was asked before being a cache."""
+        if not read.at_store:
+            with self._lock:
+                self._count_request(read.account, 1)
+                read.began, read.at_store = clock(), True
+
+    def again(self, read: ScheduledRead, *, slow_down: bool) -> None:
         """Account for a request that is made again."""
         with self._lock:
             if slow_down and read.round == self._round:  # those that were under way together count once
@@ -242,7 +282,7 @@ class ReadScheduler:
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _learn(self, read: ScheduledRead, now: float) -> None:
-        if read.retried or read.hedged:
+        if read.retried or read.hedged or not read.at_store:
             return
         self._durations_of(read).append(now - read.began)
         if read.round != self._round:
@@ -339,7 +379,7 @@ class ReadScheduler:
 
     def _hedge_after_s(self, read: ScheduledRead) -> float | None:
         """Choose the seconds to wait before the request is made a second time; None: it is not, for now."""
-        if not read.began or read.hedged or read.retried:
+        if not read.at_store or read.hedged or read.retried:
             return None
         durations = list(self._durations_of(read))  # a copy, as the lock is for short work
         after_s = read_hedging.hedge_after_s(durations, self._requests, self._hedged)
@@ -357,8 +397,10 @@ class ReadScheduler:
             if read not in self._due or self._under_way:
                 return
             self._due.remove(read)
-            read.began = clock()
-            self._count_request(read.account, 1)
+            read.began, read.at_store = clock(), not self.cached
+            if read.at_store:
+                self._count_request(read.account, 1)
+            self._count_under_way(read.account, 1)
             read.account.held += read.entry.bytes
         self._run(read)
 
@@ -368,6 +410,23 @@ class ReadScheduler:
             for queue in (*self._expected.values(), *self._running):
                 queue.end()
             self._expected.clear()
+
+
+class _Watch:
+    """Watch of a read's request (:class:`~millrace.sources.store_requests.RequestWatch`)."""
+
+    def __init__(self, scheduler: ReadScheduler, read: ScheduledRead, *, second: bool) -> None:
+        self._scheduler, self._read, self.second = scheduler, read, second
+
+    def abandoned(self) -> bool:
+        return self._read.result.done()
+
+    def began(self) -> None:
+        if not self.second:  # what a cache took to say that it lacks it says nothing about the store
+            self._scheduler.at_store(self._read)
+
+    def again(self, *, slow_down: bool) -> None:
+        self._scheduler.again(self._read, slow_down=slow_down)
 
 
 def _pass_over(line: Iterable[Queue], entry: Entry, read: ScheduledRead | None) -> None:

@@ -4,8 +4,8 @@ A source asks for ranges of files (:class:`~millrace.sources.store_requests.Entr
 their bytes, by :meth:`Reads.open` for a stream. What lies on this machine is read at once. What lies far away is read
 by requests that are under way together, bounded in bytes, as many as pay, and ahead of who asks for it where that was
 announced (:mod:`millrace.sources.read_scheduler`); requests that fail are made again, and what comes is compared with
-what was listed (:mod:`millrace.sources.store_requests`). A cache of the stored bytes belongs in ``request``, which gets
-entries and gives bytes.
+what was listed (:mod:`millrace.sources.store_requests`). A cache of the stored bytes is a ``tier`` before the requests:
+then everybody asks for the same ranges of a file, whatever else they read of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.planning import byte_ranges
 from millrace.policies.read_concurrency import InFlight
 from millrace.sources import storage
 from millrace.sources.read_queues import Feed, Key, Queue, ReadAccount, ScheduledRead
-from millrace.sources.read_scheduler import ReadScheduler, Request, clock
+from millrace.sources.read_scheduler import ReadScheduler, Request, SourceTier, clock
 from millrace.sources.store_requests import Entry, StoreRequests
 from millrace.sources.stores import NoRangesError
 
@@ -65,6 +65,7 @@ class Reads:
         chosen: reads at once; None: as many as pay.
         budget: bytes that may be under way and waiting for who asks.
         request: reads the bytes of an entry that is far away; None: by requests to its store.
+        tier: a cache that is asked before the stores; None: there is none.
 
     Attributes:
         account: what is held, and what was done so far.
@@ -78,9 +79,10 @@ class Reads:
         chosen: int | None = None,
         budget: int = _BUDGET_BYTES,
         request: Request | None = None,
+        tier: SourceTier | None = None,
     ) -> None:
         self._start, self._requests = start, StoreRequests()
-        self._scheduler = ReadScheduler(start, request or self._requests.read, chosen)
+        self._scheduler = ReadScheduler(start, request or self._requests.read, chosen, tier)
         self.account = ReadAccount(budget)
         self.meter = ReadMeter()
         self._asker = _Asker()
@@ -101,7 +103,9 @@ class Reads:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def fetch(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Read the bytes of each entry, in their order; those of one file that lie close together by one request.
+        """Read the bytes of each entry, in their order.
+
+        Those of one file that lie close together are read by one request, unless there is a cache.
 
         Raises:
             SourceNotFoundError: a file does not exist, or not any more.
@@ -113,7 +117,8 @@ class Reads:
             return [_at_hand(entry) for entry in entries]
         if len(entries) == 1:
             return self._take(entries, self._asker.queue)
-        asked = joined(entry for entry, away in zip(entries, far, strict=True) if away)
+        asked = [entry for entry, away in zip(entries, far, strict=True) if away]
+        asked = list(dict.fromkeys(asked)) if self._scheduler.cached else joined(asked)
         found = dict(zip(asked, self._take(asked, self._asker.queue), strict=True))
         within = {entry.location: list[Entry]() for entry in asked}
         for entry in asked:
@@ -167,6 +172,10 @@ class Reads:
 
     def blocks(self, entry: Entry, block_bytes: int = byte_ranges.BLOCK_BYTES) -> Iterator[Entry]:
         """Cut a range into the entries that a stream of it reads, one after the other."""
+        if self._scheduler.cached:
+            for start, stop in byte_ranges.aligned_blocks(entry.start, entry.stop):
+                yield entry.part(start, stop)
+            return
         most = max(_LEAST_BLOCK_BYTES, min(block_bytes, self.account.budget // _BLOCKS))
         for start, stop in byte_ranges.blocks(entry.start, entry.stop, most):
             yield entry.part(start, stop)

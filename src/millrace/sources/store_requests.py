@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from millrace.errors import SourceChangedError, SourceError, SourceNotFoundError
 from millrace.planning.split_table import stamp_of
@@ -60,6 +60,25 @@ class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
+class RequestWatch(Protocol):
+    """Reader who waits for the answer to a request, as those see it who make the request."""
+
+    @property
+    def second(self) -> bool:
+        """Whether a request for the same entry is under way, and takes long."""
+        ...
+
+    def abandoned(self) -> bool:
+        """Whether the answer is no longer wanted."""
+        ...
+
+    def began(self) -> None:
+        """Hear that the store is asked now."""
+
+    def again(self, *, slow_down: bool) -> None:
+        """Hear that the request has failed and will be made again, and whether the store asked to slow down."""
+
+
 class StoreRequests:
     """Requests of one process, which share a budget of repetitions. Thread-safe."""
 
@@ -68,30 +87,30 @@ class StoreRequests:
         self._budget = RetryBudget()
         self._closed = threading.Event()
 
-    def read(self, entry: Entry, abandoned: Callable[[], bool], again: Callable[[bool], None]) -> bytes:
+    def read(self, entry: Entry, watch: RequestWatch) -> bytes:
         """Read the bytes of ``entry``.
 
         Args:
             entry: in a store or on a web server.
-            abandoned: whether the answer is no longer wanted.
-            again: called when the request has failed and will be made again, with whether the store asked to slow down.
+            watch: who waits for the answer.
 
         Raises:
             SourceError: the reason why it can't be read, or could not for three minutes.
             AbandonedError: nobody wanted it any more.
         """
         failures, since = 0, 0.0
+        watch.began()
         while True:
             try:
-                found = _once(entry, lambda: abandoned() or self._closed.is_set())
+                found = _once(entry, lambda: watch.abandoned() or self._closed.is_set())
             except (PassingError, SourceNotFoundError) as error:
                 failures += 1
                 now = time.monotonic()
                 since = since or now
                 if not _may_pass(entry, error, failures, now - since):
                     raise _told(entry, error, failures) from error
-                again(isinstance(error, PassingError) and error.slow_down)
-                self._pause(failures, abandoned)
+                watch.again(slow_down=isinstance(error, PassingError) and error.slow_down)
+                self._pause(failures, watch.abandoned)
             else:
                 with self._lock:
                     self._budget = read_retries.answered(self._budget, repeated=failures > 0)

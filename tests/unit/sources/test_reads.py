@@ -15,7 +15,7 @@ from millrace.errors import SourceError
 from millrace.policies import read_hedging
 from millrace.sources import read_scheduler
 from millrace.sources.reads import AnnouncedReads, Reads, joined
-from millrace.sources.store_requests import Entry
+from millrace.sources.store_requests import Entry, RequestWatch
 from millrace.sources.stores import NoRangesError
 
 SIZE = 10
@@ -48,7 +48,8 @@ class Store:
     def start(self, work: Callable[[], None]) -> None:
         self.waiting.append(work)
 
-    def request(self, entry: Entry, abandoned: Callable[[], bool], again: Callable[[bool], None]) -> bytes:
+    def request(self, entry: Entry, watch: RequestWatch) -> bytes:
+        watch.began()
         number = int(entry.location.rpartition("/")[2])
         self.asked.append(number)
         if number == self.bad:
@@ -289,10 +290,10 @@ def test_requests_that_were_under_way_together_slow_the_rest_down_once() -> None
 
 
 def slow_down(request: Callable[..., bytes]) -> Callable[..., bytes]:
-    def failing(entry: Entry, abandoned: Callable[[], bool], again: Callable[[bool], None]) -> bytes:
+    def failing(entry: Entry, watch: RequestWatch) -> bytes:
         if int(entry.location.rpartition("/")[2]) < 16:
-            again(True)
-        return request(entry, abandoned, again)
+            watch.again(slow_down=True)
+        return request(entry, watch)
 
     return failing
 
@@ -311,7 +312,8 @@ class Ranges:
         self.ranges = ranges
         self.reads = Reads(lambda work: work(), budget=budget, request=self.request)
 
-    def request(self, entry: Entry, abandoned: Callable[[], bool], again: Callable[[bool], None]) -> bytes:
+    def request(self, entry: Entry, watch: RequestWatch) -> bytes:
+        watch.began()
         if not self.ranges and not entry.whole:
             raise NoRangesError("no ranges here")
         self.asked.append(entry)
@@ -440,3 +442,58 @@ def test_what_runs_is_still_announced_when_only_what_comes_is() -> None:
     store.reads.expect("a", [])
     assert sorted(store.asked) == [1, 2, 3, 4, 5, 6, 11, 12], "each once"
     assert store.reads.account.held == 0
+
+
+# -- with a cache ------------------------------------------------------------------------------------------------------
+
+
+class Tier:
+    """Cache that has what was read before."""
+
+    def __init__(self, *, there: bool = True) -> None:
+        self.there = there
+        self.kept: dict[Entry, bytes] = {}
+        self.asked: list[Entry] = []
+
+    def tier(self, fetch: Callable[[Entry, RequestWatch], bytes]) -> Callable[[Entry, RequestWatch], bytes]:
+        def read(entry: Entry, watch: RequestWatch) -> bytes:
+            self.asked.append(entry)
+            if entry not in self.kept:
+                self.kept[entry] = fetch(entry, watch)
+            return self.kept[entry]
+
+        return read
+
+
+def test_with_a_cache_each_range_is_asked_for_by_itself_so_that_others_find_it() -> None:
+    tier, store = Tier(), Ranges()
+    reads = Reads(lambda work: work(), request=store.request, tier=tier)
+    parts = [LISTED.part(start, start + 100) for start in (0, 200, 50, 200)]
+    assert reads.fetch(parts) == [FILE[each.start : each.stop] for each in parts]
+    assert store.asked == list(dict.fromkeys(parts))
+    tier.there = False
+    reads.fetch(parts)
+    assert tier.asked[-1] == LISTED.part(0, 300), "where there is none, they are joined"
+
+
+def test_with_a_cache_streams_ask_for_the_same_blocks_wherever_they_begin() -> None:
+    tier, store = Tier(), Ranges()
+    reads = Reads(lambda work: work(), request=store.request, tier=tier)
+    with reads.open(LISTED) as stream:
+        assert stream.read() == FILE
+    whole = [(each.start, each.stop) for each in store.asked]
+    assert whole == [(0, 1 << 20), (1 << 20, 2 << 20), (2 << 20, len(FILE))]
+    with reads.open(LISTED.part(1_500_000, len(FILE))) as stream:
+        assert stream.read() == FILE[1_500_000:]
+    assert [(each.start, each.stop) for each in store.asked[3:]] == [(1_500_000, 2 << 20)]
+
+
+def test_what_a_cache_has_says_nothing_about_the_store() -> None:
+    """Else every read that a nearly full cache lacks would be slow beside the rest, and be made a second time."""
+    tier, store = Tier(), Ranges()
+    reads = Reads(lambda work: work(), request=store.request, tier=tier)
+    part = LISTED.part(0, 100)
+    for _ in range(100):
+        reads.fetch([part])
+    assert sum(map(len, reads._scheduler._durations.values())) == 1
+    assert (reads.account.requests, reads.account.bytes) == (1, 100), "what a store is paid for"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from millrace.engine.threads.operator_threads import ThreadPool
 from millrace.graph.nodes import FromFiles, FromParquet, FromTFRecords, FromWebDataset, Graph, Node
 from millrace.policies import read_concurrency
+from millrace.sources.read_scheduler import SourceTier
 from millrace.sources.reads import Reads, is_far
 
 _SPARE_THREADS = 32
@@ -24,15 +25,16 @@ class PooledReads:
     Args:
         graph: whose options say how many reads are under way at once; None: as many as pay.
         at_hand: whether there are to be no threads: whoever asks reads.
+        tier: see :class:`~millrace.sources.reads.Reads`.
 
     Attributes:
         reads: the reads.
     """
 
-    def __init__(self, graph: Graph | None = None, *, at_hand: bool = False) -> None:
+    def __init__(self, graph: Graph | None = None, *, at_hand: bool = False, tier: SourceTier | None = None) -> None:
         chosen = None if graph is None else graph.options().reads_in_flight
         self._threads = ThreadPool(1, (chosen or read_concurrency.MOST) + _SPARE_THREADS, name="read")
-        self.reads = Reads(_no_thread if at_hand else self._threads.start, chosen=chosen)
+        self.reads = Reads(_no_thread if at_hand else self._threads.start, chosen=chosen, tier=tier)
 
     def close(self) -> None:
         """End the reads and their threads."""

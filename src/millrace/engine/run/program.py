@@ -35,6 +35,7 @@ from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
 from millrace.sources.read_queues import ReadAccount
+from millrace.sources.read_scheduler import SourceTier
 from millrace.sources.reads import Reads
 from millrace.sources.source import (
     ListingProgress,
@@ -59,6 +60,7 @@ class Program:
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
         reads: reads of far sources; None: of its own. Whoever gives them closes them.
+        tier: a cache before the stores, for its own reads: see :class:`~millrace.sources.reads.Reads`; None: none.
         consecutive: whether one consumer in this process takes the tasks one after the other. Then whoever runs them is
             to do the prefetch at the end, over all of them: :attr:`ending`.
 
@@ -81,6 +83,7 @@ class Program:
         threads: int | None = None,
         allocate: Allocate = np.empty,
         reads: Reads | None = None,
+        tier: SourceTier | None = None,
         consecutive: bool = False,
         _pool: ThreadPool | None = None,
     ) -> None:
@@ -106,7 +109,7 @@ class Program:
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._far = [] if _pool else [number for number, node in graph.sources() if reads_far(node)]
         self._parts: dict[int, Reads] = {}
-        self._pooled = PooledReads(graph, at_hand=_pool is not None)
+        self._pooled = PooledReads(graph, at_hand=_pool is not None, tier=tier)
         self._reads = reads or self._pooled.reads
         self._lock = threading.RLock()
 
