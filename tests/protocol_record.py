@@ -14,8 +14,9 @@ from typing import Any
 from msgspec import inspect
 from tests.fuzz.samples import packed
 
-from millrace.protocol import data_messages
+from millrace.protocol import data_messages, source_cache_messages
 from millrace.protocol import messages as msg
+from millrace.protocol.cache_server_messages import CacheServerWelcome, FromCacheServer
 from millrace.wire.auth import Identity
 from millrace.wire.control import blob_transfer, challenges
 from millrace.wire.data import handshake
@@ -29,6 +30,10 @@ UNIONS: dict[str, Any] = {
     "ToConsumer": msg.ToConsumer,
     "ToServer": data_messages.ToServer,
     "ToReader": data_messages.ToReader,
+    "FromCacheServer": FromCacheServer,
+    "ToCacheServer": CacheServerWelcome,
+    "CacheRequest": source_cache_messages.CacheRequest,
+    "CacheAnswer": source_cache_messages.CacheAnswer,
     "Identity": Identity,
     "Blob": blob_transfer.Blob,
     "BlobOffer": blob_transfer.BlobOffer,

@@ -235,7 +235,7 @@ def test_a_session_begins_with_a_greeting(loop: Loop, peers: list[Peer]) -> None
     peer = Peer(loop.dispatcher().address, msg.ToConsumer)
     peers.append(peer)
     peer.send(msg.BeginEpoch(0))
-    with pytest.raises(ProtocolError, match="begins with WorkerHello or JoinJob, not with BeginEpoch"):
+    with pytest.raises(ProtocolError, match="begins with a hello or JoinJob, not with BeginEpoch"):
         peer.wait(msg.EpochBegun)
 
 

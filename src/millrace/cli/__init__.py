@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from millrace.cli.cache_server_command import add_cache_server
 from millrace.cli.costs import add_cost
 from millrace.cli.digest_command import add_digest
 from millrace.cli.pack_command import add_pack
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_dispatcher(commands)
     add_worker(commands)
+    add_cache_server(commands)
     add_status(commands)
     add_cache_commands(commands)
     add_cost(commands)

@@ -57,6 +57,21 @@ def add_cache(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_source_cache(command: argparse.ArgumentParser) -> None:
+    """Add the options about a cache server beside the dispatcher."""
+    command.add_argument(
+        "--source-cache",
+        metavar="DIR",
+        help="folder of this machine in which a cache server keeps what workers read from stores (default: none)",
+    )
+    command.add_argument(
+        "--source-cache-bytes",
+        type=size,
+        metavar="N",
+        help="that it may take, e.g. 500GB (default: half of what is free where the folder is)",
+    )
+
+
 def add_scaling(command: argparse.ArgumentParser) -> None:
     """Add the options about how many workers jobs get."""
     command.add_argument(

@@ -10,6 +10,7 @@ import resource
 import secrets
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.options import (
@@ -20,6 +21,7 @@ from millrace.cli.options import (
     add_memory,
     add_process,
     add_scaling,
+    add_source_cache,
     amount,
     positive,
     quota,
@@ -32,6 +34,9 @@ from millrace.cli.options import (
 )
 from millrace.cli.shutdown import end_with, exit_soon, watch_parent
 from millrace.errors import PipelineError, ServiceError
+
+if TYPE_CHECKING:
+    from millrace.clusters.respawned_processes import RespawnedProcesses
 
 _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")
 """Modules that a worker's first task needs: loaded while it waits for the dispatcher's address."""
@@ -71,6 +76,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
     )
     add_cache(command)
+    add_source_cache(command)
     command.add_argument(
         "--tokens",
         metavar="FILE",
@@ -173,6 +179,8 @@ def _dispatcher(options: argparse.Namespace) -> int:
         raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
     if options.cache_dir is None and options.cache_bytes is not None:
         raise PipelineError("--cache-bytes says how much a cache may take: say where it is, too, with --cache-dir")
+    if options.source_cache is None and options.source_cache_bytes is not None:
+        raise PipelineError("--source-cache-bytes says how much of a cache: say where it is, too, with --source-cache")
     if options.cache_dir is None and options.quota_bytes:
         raise PipelineError(
             "--quota-bytes says how much of a cache a tenant may have: say where it is, with --cache-dir"
@@ -197,9 +205,10 @@ async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
     token, tls = token_of(options), tls_of(options)
-    # Beside a file of tokens, or as another user, workers have one that lets them do nothing else.
+    # Beside a file of tokens, or as another user, what is started here has one that lets it do nothing else.
     limited = options.tokens or options.worker_user
-    worker_token = secrets.token_hex(32) if limited and options.workers[1] else None
+    starts = options.workers[1] or options.source_cache
+    worker_token = secrets.token_hex(32) if limited and starts else None
     # First: local workers load meanwhile.
     cluster = cluster_of(options, worker_token or token, lambda: dispatcher.address)
     _, most = options.workers
@@ -250,6 +259,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         insecure=options.insecure,
     )
     stopped = asyncio.create_task(over.wait())
+    source_cache: RespawnedProcesses | None = None
     try:
         starting = asyncio.create_task(dispatcher.start())  # which may wait for room on a disk
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -258,6 +268,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
             await asyncio.wait([starting])
             return
         address = f"grpc://{starting.result()}"
+        if options.source_cache is not None:
+            source_cache = _cache_server(options, address, worker_token or token)
         if options.parent_pipe:
             said = json.dumps({"address": address, "pid": os.getpid()})
         else:
@@ -267,8 +279,24 @@ async def _dispatch(options: argparse.Namespace) -> None:
         await asyncio.wait([broken, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
         await dispatcher.stop()
+        if source_cache is not None:  # behind the workers, which would complain that it has gone
+            await asyncio.to_thread(source_cache.close)
     if broken.done():
         raise ServiceError(dispatcher.failure)
+
+
+def _cache_server(options: argparse.Namespace, address: str, token: str | None) -> RespawnedProcesses:
+    """Start a cache server on this machine."""
+    from millrace.clusters.respawned_processes import RespawnedProcesses
+
+    size = () if options.source_cache_bytes is None else ("--bytes", str(options.source_cache_bytes))
+    command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *size]
+    where = [
+        "--host",
+        options.host or LOOPBACK,
+        *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
+    ]
+    return RespawnedProcesses("the cache server", command + where, 1, token, options.tls)
 
 
 def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:

@@ -6,7 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from millrace.clusters.service import Service, quota_options, scaling_options, storage_options, worker_range
+from millrace.clusters.service import (
+    Service,
+    quota_options,
+    scaling_options,
+    source_cache_options,
+    storage_options,
+    worker_range,
+)
 
 
 class LocalService(Service):
@@ -22,6 +29,9 @@ class LocalService(Service):
             at ``autocache()`` and ``cache()``; what is there is used again by any later service. None: nothing is kept.
         cache_bytes: that this may take; None: half of what is free where the folder is, its present blocks included.
         cache_compression: of what is kept; pays if the store is slow.
+        source_cache: folder of this machine in which what workers read from object stores and web servers is kept, for
+            all jobs; only one service at a time may use it. None: it is read from there each time.
+        source_cache_bytes: that this may take; None: half of what is free where the folder is.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.
         scaling_policy: that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or
@@ -59,6 +69,8 @@ class LocalService(Service):
         cache_dir: str | None = None,
         cache_bytes: int | None = None,
         cache_compression: Literal["lz4", "zstd"] | None = None,
+        source_cache: str | None = None,
+        source_cache_bytes: int | None = None,
         work_dir: str | None = None,
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
@@ -84,6 +96,7 @@ class LocalService(Service):
                 *(() if memory is None else ("--worker-memory", str(memory))),
                 *(() if user is None else ("--worker-user", str(user))),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
+                *source_cache_options(source_cache, source_cache_bytes),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),
                 *(("--insecure",) if insecure else ()),

@@ -75,6 +75,21 @@ def storage_options(
     ]
 
 
+def source_cache_options(source_cache: str | None, source_cache_bytes: int | None) -> list[str]:
+    """Make the options of ``millrace dispatcher`` for a cache of stored bytes from the arguments of the same names."""
+    if source_cache is None and source_cache_bytes is not None:
+        raise PipelineError("source_cache_bytes says how much a cache may take: say where it is, with source_cache=")
+    if source_cache is not None and not isinstance(source_cache, str | os.PathLike):
+        raise PipelineError(f"source_cache is the path of a folder or None, not {source_cache!r}")
+    size: Any = source_cache_bytes  # whatever was given
+    if size is not None and not (isinstance(size, int) and size >= 1):
+        raise PipelineError(f"source_cache_bytes must be a whole number of at least 1, not {size!r}")
+    return [
+        *(() if source_cache is None else ("--source-cache", os.path.abspath(source_cache))),
+        *(() if source_cache_bytes is None else ("--source-cache-bytes", str(source_cache_bytes))),
+    ]
+
+
 def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
     """Make the options of ``millrace dispatcher`` for scaling from the arguments of the same names."""
     if scaling_policy not in SERVICES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.protocol.cache_server_messages import CacheServerWelcome
 from millrace.protocol.messages import Failure, ToConsumer, ToWorker
 
 
@@ -12,6 +13,20 @@ class SendToWorker(msgspec.Struct, frozen=True):
 
     worker: str
     message: ToWorker
+
+
+class SendToCacheServer(msgspec.Struct, frozen=True):
+    """Send on the session that the cache server has now; without it, the message is void."""
+
+    server: str
+    message: CacheServerWelcome
+
+
+class CloseCacheServer(msgspec.Struct, frozen=True):
+    """End the cache server's session because of ``failure``."""
+
+    server: str
+    failure: Failure
 
 
 class SendToClient(msgspec.Struct, frozen=True):
@@ -84,6 +99,8 @@ Action = (
     | SendToClient
     | CloseWorker
     | CloseClient
+    | SendToCacheServer
+    | CloseCacheServer
     | StopWorkers
     | ResizeFleet
     | DropBlobs

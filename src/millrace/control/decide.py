@@ -17,6 +17,7 @@ from millrace.control.journal.event import Event
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.transaction import Transaction, merged
 from millrace.control.membership import (
+    cache_servers,
     detaching,
     gathering,
     groups,
@@ -96,6 +97,7 @@ def _removal_asked(tx: Transaction, item: inp.RemovalAsked) -> None:
 def _tick(tx: Transaction, item: inp.Tick) -> None:
     cache_capacity.sweep(tx)
     workers.watch(tx)
+    cache_servers.watch(tx)
     workers.adopt_shares(tx)
     oversized.watch(tx)
     jobs.collect(tx)
@@ -131,6 +133,7 @@ def _follow_up(tx: Transaction, item: Input, wanted: int) -> None:
 
 def _hello(tx: Transaction, item: inp.WorkerSaid, message: msg.WorkerHello) -> None:
     workers.hello(tx, message, item.caller)
+    cache_servers.tell(tx, message)
     workers.adopt_shares(tx)
 
 
@@ -213,6 +216,8 @@ _REACTIONS: dict[type, Callable[[Transaction, Any], None]] = {
     inp.WorkerSaid: _worker_said,
     inp.WorkerSessionLost: lambda tx, item: workers.session_lost(tx, item.worker),
     inp.WorkerEnded: _worker_ended,
+    inp.CacheServerSaid: cache_servers.said,
+    inp.CacheServerSessionLost: lambda tx, item: cache_servers.gone(tx, item.server),
     inp.JoinRequested: _join_requested,
     inp.ConsumerSaid: _consumer_said,
     inp.ClientSessionLost: _client_session_lost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.protocol.cache_messages import KeptBlock
+from millrace.protocol.cache_server_messages import FromCacheServer
 from millrace.protocol.caller import ADMINISTRATOR, Caller
 from millrace.protocol.messages import Failure, FromConsumer, FromWorker, JoinJob
 
@@ -38,6 +39,20 @@ class WorkerEnded(msgspec.Struct, frozen=True):
 
     worker: str
     reason: str
+
+
+class CacheServerSaid(msgspec.Struct, frozen=True):
+    """A message on the session of the cache server ``server``, which ``caller`` has begun."""
+
+    server: str
+    message: FromCacheServer
+    caller: Caller = ADMINISTRATOR
+
+
+class CacheServerSessionLost(msgspec.Struct, frozen=True):
+    """The cache server's newest session broke; it may come back."""
+
+    server: str
 
 
 class JoinRequested(msgspec.Struct, frozen=True):
@@ -106,6 +121,8 @@ Input = (
     | WorkerSaid
     | WorkerSessionLost
     | WorkerEnded
+    | CacheServerSaid
+    | CacheServerSessionLost
     | JoinRequested
     | ConsumerSaid
     | ClientSessionLost

@@ -21,6 +21,7 @@ from millrace.control.journal.job_events import JobCreated, JobRemoved, StatesLo
 from millrace.control.journal.worker_events import WorkerJoined
 from millrace.errors import ServiceError
 from millrace.private_folder import private
+from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.protocol.caller import Caller
 from millrace.protocol.messages import Failure, JobFailed, JoinJob, WorkerHello
 
@@ -86,7 +87,7 @@ def said_of(item: inp.Input, events: Sequence[Event], actions: Sequence[act.Acti
     who = _who(item)
     if who:
         yield from (who | fields for event in events if (fields := _of_event(event)))
-        yield from (who | fields for action in actions if (fields := _of_refusal(item, action)))
+        yield from (who | fields for action in actions if (fields := _of_action(item, action)))
     else:
         yield from ({"what": "end", "job": event.job, "why": event.reason} for event in _removed(events))
     if isinstance(item, inp.RemovalAsked):
@@ -99,6 +100,8 @@ def _who(item: inp.Input) -> dict[str, Any]:
         case inp.JoinRequested(message=JoinJob(host=host, pid=pid)):
             where = {"host": host, "pid": pid}
         case inp.WorkerSaid(message=WorkerHello(host=host, pid=pid)):
+            where = {"host": host, "pid": pid}
+        case inp.CacheServerSaid(message=CacheServerHello(host=host, pid=pid)):
             where = {"host": host, "pid": pid}
         case inp.RemovalAsked():
             where = {}
@@ -126,13 +129,17 @@ def _of_event(event: Event) -> dict[str, Any]:
     return {}
 
 
-def _of_refusal(item: inp.Input, action: act.Action) -> dict[str, Any]:
+def _of_action(item: inp.Input, action: act.Action) -> dict[str, Any]:
     failure: Failure | None = None
     match item, action:
         case inp.JoinRequested(message=asked), act.SendToClient(client=client, message=JobFailed(failure=failure)):
             return _refused(failure, job=asked.spec.name) if client == asked.client else {}
         case inp.WorkerSaid(worker=worker), act.CloseWorker(failure=failure) if failure is not None:
             return _refused(failure, worker=worker)
+        case inp.CacheServerSaid(server=server), act.CloseCacheServer(failure=failure):
+            return _refused(failure, cache_server=server)
+        case inp.CacheServerSaid(message=CacheServerHello(address=address)), act.SendToCacheServer(server=server):
+            return {"what": "cache", "cache_server": server, "address": address}
     return {}
 
 

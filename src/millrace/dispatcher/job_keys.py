@@ -1,4 +1,4 @@
-"""Keys of jobs, which go to their workers, and keys of consumers, made from the service's secret as they are told."""
+"""Keys of jobs, consumers and cache servers, made from the service's secret as they are told."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TypeVar
 
 import msgspec
 
+from millrace.protocol.cache_server_messages import CacheServerWelcome
 from millrace.protocol.data_messages import Open
 from millrace.protocol.messages import JobJoined, OpenJob
-from millrace.wire.data.data_keys import consumer_key, job_key
+from millrace.wire.data.data_keys import consumer_key, job_key, source_key, source_secret
 
 M = TypeVar("M")
 
@@ -24,10 +25,14 @@ class JobKeys:
         self._secret = secret
 
     def enclose(self, message: M, client: str = "") -> M:
-        """Put the key into a message that is to bring one to a worker, or to the consumer that ``client`` is."""
+        """Put the key into a message that is to bring one to a worker, a cache server, or the consumer ``client``."""
         match message:
             case OpenJob():
-                return msgspec.structs.replace(message, key=job_key(self._secret, message.job, message.generation))
+                key = job_key(self._secret, message.job, message.generation)
+                at_caches = source_key(source_secret(self._secret), message.spec.tenant.encode())
+                return msgspec.structs.replace(message, key=key, source_key=at_caches)
+            case CacheServerWelcome():
+                return msgspec.structs.replace(message, key=source_secret(self._secret))
             case JobJoined():
                 opening = Open(message.job, message.consumer, client, message.generation)
                 of_job = job_key(self._secret, message.job, message.generation)

@@ -34,6 +34,7 @@ from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.service_calls import service_calls
 from millrace.dispatcher.sessions import (
     PendingDecision,
+    check_cache_server,
     check_worker,
     close,
     draw_job,
@@ -51,6 +52,7 @@ from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
+from millrace.protocol.cache_server_messages import CacheServerHello, FromCacheServer
 from millrace.protocol.caller import Caller
 from millrace.version import __version__
 from millrace.wire.control import rpc
@@ -61,7 +63,7 @@ from millrace.wire.tls_files import TlsFiles
 BLOB_BYTES = 2 << 30
 CHECK = "Check"
 """Call: None -> "" once what decides and writes has come round; why it waits, if it waits for the disk."""
-_PEERS = msg.FromWorker | msg.FromConsumer
+_PEERS = msg.FromWorker | msg.FromConsumer | FromCacheServer
 
 _logger = logging.getLogger(__name__)
 
@@ -174,6 +176,7 @@ class Dispatcher:
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
+        self._cache_servers: dict[str, Session] = {}
         self._pending: list[PendingDecision] = []
         self._some_pending = asyncio.Event()
         self._checks: list[asyncio.Future[str]] = []
@@ -357,6 +360,8 @@ class Dispatcher:
                 return self._workers.get(worker)
             case act.SendToClient(client=client) | act.CloseClient(client=client):
                 return self._clients.get(client)
+            case act.SendToCacheServer(server=server) | act.CloseCacheServer(server=server):
+                return self._cache_servers.get(server)
         return None
 
     def _perform(self, action: act.Action, session: Session | None) -> None:
@@ -365,7 +370,9 @@ class Dispatcher:
                 self._send(session, self._keys.enclose(message), rpc.about_job(message))
             case act.SendToClient(client=client, message=told):
                 self._send(session, self._keys.enclose(told, client), self._state.clients.get(client, ("", 0))[0])
-            case act.CloseWorker(failure=failure):
+            case act.SendToCacheServer(message=welcome):
+                self._send(session, self._keys.enclose(welcome), "")
+            case act.CloseWorker(failure=failure) | act.CloseCacheServer(failure=failure):
                 close(session, failure)
             case act.CloseClient(failure=reason):
                 close(session, reason)
@@ -405,8 +412,12 @@ class Dispatcher:
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
         elif isinstance(first, msg.JoinJob):
             await self._converse(session, self._clients, first.client, first, self._client_said, inp.ClientSessionLost)
+        elif isinstance(first, CacheServerHello):
+            check_cache_server(session, self._audit)
+            hear, lost = self._cache_server_said, inp.CacheServerSessionLost
+            await self._converse(session, self._cache_servers, first.server, first, hear, lost)
         else:
-            raise ProtocolError(f"a session begins with WorkerHello or JoinJob, not with {type(first).__name__}")
+            raise ProtocolError(f"a session begins with a hello or JoinJob, not with {type(first).__name__}")
 
     async def _converse(
         self,
@@ -438,6 +449,11 @@ class Dispatcher:
             self._send(session, msg.ListSources(message.job), message.job)
             return
         self._feed(inp.WorkerSaid(name, message, session.caller), session)
+
+    def _cache_server_said(self, session: Session, name: str, message: Any) -> None:
+        if not isinstance(message, FromCacheServer) or getattr(message, "server", name) != name:
+            raise ProtocolError(f"cache server {name} may not send {type(message).__name__}")
+        self._feed(inp.CacheServerSaid(name, message, session.caller), session)
 
     def _client_said(self, session: Session, name: str, message: Any) -> None:
         if not isinstance(message, msg.FromConsumer) or getattr(message, "client", name) != name:

@@ -94,6 +94,19 @@ def check_worker(session: Session, state: State, hello: msg.WorkerHello, audit: 
         raise error_of(refused.failure) from None
 
 
+def check_cache_server(session: Session, audit: AuditLog) -> None:
+    """Refuse who may not be a cache server, before another one's session ends for it.
+
+    Raises:
+        AccessDeniedError: it may not.
+    """
+    try:
+        access.check_cache_server(session.caller)
+    except Refused as refused:
+        audit.refused(session.caller, refused.failure)
+        raise error_of(refused.failure) from None
+
+
 def warn_of_duplicate_name(hello: msg.WorkerHello, before: Worker) -> None:
     """Warn if a worker says hello under the name of another one that has a session."""
     if (before.host, before.pid) != (hello.host, hello.pid):

@@ -72,7 +72,25 @@ def status(
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
+        "source_cache": {"servers": _cache_servers(observed, now)},
     }
+
+
+def _cache_servers(observed: Observed, now: float) -> list[dict[str, Any]]:
+    """Report the cache servers that are there, by address."""
+    servers = sorted(observed.cache_servers.items(), key=lambda item: item[1].address)
+    return [
+        {
+            "name": name,
+            "address": each.address,
+            "host": each.host,
+            "pid": each.pid,
+            "most_bytes": each.most_bytes,
+            "seen_s": max(0.0, now - each.last_seen),
+            "counts": msgspec.structs.asdict(each.counts),
+        }
+        for name, each in servers
+    ]
 
 
 def own_use(alive_s: float) -> ResourceUsage:

@@ -209,9 +209,21 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
             yield from group_sentences(job["group"])
         for note in job["notes"]:
             yield f"job {job['name']}: {note}"
+    for server in status.get("source_cache", {}).get("servers", ()):
+        yield _cache_server(server)
     for part in ("fleet", "journal"):
         if status[part]["why"]:
             yield status[part]["why"]
+
+
+def _cache_server(server: Mapping[str, Any]) -> str:
+    counts = server["counts"]
+    asked = counts["hits"] + counts["joined"] + counts["misses"]
+    saved = (counts["hits"] + counts["joined"]) / asked if asked else 0.0
+    return (
+        f"cache server {server['address']}: {counts['items']:,} items, {data_size(counts['bytes'])} of "
+        f"{data_size(server['most_bytes'])}; of {asked:,} that were asked for {percent(saved)} were not read again"
+    )
 
 
 def _lines(status: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,16 @@ HELP = {
     "job_workers": "Workers that serve a job.",
     "job_elements": "Elements of the newest epochs that were handed out.",
     "job_wait_ratio": "Share of a step's time that consumers wait for the service.",
+    "source_cache_bytes": "Bytes that the segments of a cache server take.",
+    "source_cache_items": "Items that a cache server keeps.",
+    "source_cache_hits_total": "Items that were asked for and there.",
+    "source_cache_hit_bytes_total": "Bytes of items that were asked for and there.",
+    "source_cache_joined_total": "Items that were missing, and waited for as another worker was reading them.",
+    "source_cache_misses_total": "Items that a worker was told to read from the store.",
+    "source_cache_inserted_total": "Items that were inserted.",
+    "source_cache_inserted_bytes_total": "Bytes of items that were inserted.",
+    "source_cache_refused_total": "Inserted items that were not kept, for want of room.",
+    "source_cache_passed_on_total": "Reads that passed on to another worker, as the first one was gone or late.",
     "group_members": "Jobs that share one computation.",
     "group_outputs_produced_total": "Outputs that were computed for a group.",
     "group_outputs_given_total": "Outputs that members of a group were handed out, all together.",
@@ -53,6 +63,18 @@ def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
             yield "job_wait_ratio", "gauge", names, job["wait_share"]
         if job["group"] is not None:
             yield from _of_group(job["group"])
+    for server in status.get("source_cache", {}).get("servers", ()):
+        yield from _of_cache_server(server)
+
+
+def _of_cache_server(server: Mapping[str, Any]) -> Iterator[Sample]:
+    names, counts = {"server": server["address"]}, server["counts"]
+    yield "source_cache_bytes", "gauge", names, counts["bytes"]
+    yield "source_cache_items", "gauge", names, counts["items"]
+    for name in ("hits", "joined", "misses", "inserted", "refused", "passed_on"):
+        yield f"source_cache_{name}_total", "counter", names, counts[name]
+    for name in ("hit", "inserted"):
+        yield f"source_cache_{name}_bytes_total", "counter", names, counts[f"{name}_bytes"]
 
 
 def _of_group(group: Mapping[str, Any]) -> Iterator[Sample]:

@@ -26,7 +26,8 @@ from millrace.planning.checkpoint import Checkpoint, Part, TasksRead
 from millrace.planning.epoch_shape import EpochShape, RunShape
 from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
-from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
+from millrace.protocol.cache_messages import CacheUse, CacheUsed, StoreMeasured
+from millrace.protocol.cache_server_messages import OfCaches
 from millrace.protocol.crash_sites import CrashSite, Poison
 from millrace.protocol.group_messages import Audience, DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
@@ -81,10 +82,10 @@ class WorkerHello(Message, frozen=True, tag="WorkerHello"):
     version: str = ""
     python: str = ""
     held: list[HeldTask] = []
-    only: str = ""
-    """The one job that it serves, on the host of a consumer of that job, which started it; empty: any."""
+    only: str = ""  # the one job that it serves, on the host of a consumer of it, which started it; empty: any
     buffer_bytes: int = 0  # for outputs that wait to be read: no output may be larger
     told: Told = Told()
+    asks_caches: bool = False  # it asks cache servers, if it hears of any (:class:`CacheServersKnown`)
 
 
 class WorkerReport(Message, frozen=True, tag="WorkerReport"):
@@ -106,8 +107,7 @@ class WorkerReport(Message, frozen=True, tag="WorkerReport"):
     listing: str = ""
     """The job whose sources it lists, of which it has looked at ``listed`` files so far; empty: none."""
     listed: int = 0
-    memory_bytes: int = 0
-    """That its process holds; 0: it has not said."""
+    memory_bytes: int = 0  # that its process holds; 0: it has not said
 
 
 class TaskFinished(Message, frozen=True, tag="TaskFinished"):
@@ -231,7 +231,8 @@ class OpenJob(Message, frozen=True, tag="OpenJob"):
     generation: int = 0
     """Tells jobs of one name apart; consumers of another are not served."""
     key: bytes = b""
-    """Of the job: whoever connects has to know it, or a key that follows from it. The dispatcher's shell puts it in."""
+    """Of the job: whoever connects has to know it, or one that follows from it. The dispatcher's shell puts it in."""
+    source_key: bytes = b""  # of the job's tenant, for cache servers; likewise
 
 
 class ListSources(Message, frozen=True, tag="ListSources"):
@@ -493,7 +494,7 @@ _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
 _ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding
 _ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived | DropLeftovers
-ToWorker = WorkerWelcome | _ToPlan | _ToRun | BlocksKnown | MeasureStore | StopWorker | JobFailed
+ToWorker = WorkerWelcome | _ToPlan | _ToRun | OfCaches | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
 _OfEpochs = Resumed | EpochBegun | StepsReady | ReadTasks | TasksGone | EpochEnds
 ToConsumer = JobJoined | _OfEpochs | JobFailed | Notice

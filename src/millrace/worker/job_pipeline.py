@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millrace.engine.run.program import Program
     from millrace.graph.nodes import Graph
     from millrace.ops.stacking import Allocate
+    from millrace.worker.source_cache import SourceCache
 
 Fetch = Callable[[str], bytes]
 """Function from a digest to its bytes, from the dispatcher, checked."""
@@ -54,19 +55,28 @@ class JobPipeline:
         threads: that user functions run on; None: by the machine.
         allocate: makes the arrays that batches are written into.
         share: see :data:`Share`; None: they are fetched.
+        sources: the cache of stored bytes that the job's reads go through; None: there is none.
     """
 
     def __init__(
-        self, opened: OpenJob, fetch: Fetch, threads: int | None, allocate: Allocate, share: Share | None = None
+        self,
+        opened: OpenJob,
+        fetch: Fetch,
+        threads: int | None,
+        allocate: Allocate,
+        share: Share | None = None,
+        sources: SourceCache | None = None,
     ) -> None:
         self.name = opened.job
         self.spec = opened.spec
         self.generation = opened.generation
-        self._opened = opened
+        self.opened = opened
+        """The dispatcher's latest word."""
         self._fetch = fetch
         self._share = share or (lambda digest: np.frombuffer(fetch(digest), np.uint8))
         self._threads = threads
         self._allocate = allocate
+        self.sources = sources
         self._lock = threading.Lock()
         self._unpacked: tuple[Graph, list[Any]] | None = None
         self._listing, self._counting = threading.Lock(), threading.Lock()
@@ -77,7 +87,7 @@ class JobPipeline:
 
     def update(self, opened: OpenJob) -> None:
         """Take in what more the dispatcher says (the tables) of the same job."""
-        self._opened = opened  # read by others in one piece; the lock may be held by user code for long
+        self.opened = opened  # read by others in one piece; the lock may be held by user code for long
 
     def list_sources(self) -> Listed:
         """List the sources; once, however often that is asked.
@@ -98,7 +108,7 @@ class JobPipeline:
                     tables = list_sources(graph, self._saw)
                 finally:
                     self.seen = None
-                points = find_points(graph, tables, self._opened.seed)
+                points = find_points(graph, tables, self.opened.seed)
                 self._listed = Listed(digest_of(pack_tables(tables)), tables, prints(graph, tables), points)
             return self._listed
 
@@ -134,7 +144,7 @@ class JobPipeline:
         with self._lock:
             if self._program is None:
                 graph, _ = self._unpack()
-                opened = self._opened
+                opened = self.opened
                 if not opened.tables:
                     raise ProtocolError(f"job {self.name!r}: a task was leased before the sources were listed")
                 self._program = Program(
@@ -145,6 +155,7 @@ class JobPipeline:
                     ranks=opened.spec.ranks,
                     threads=self._threads,
                     allocate=self._allocate,
+                    tier=self.sources,
                 )
             return self._program
 
@@ -165,6 +176,8 @@ class JobPipeline:
             self._unpacked = None
         if program is not None:
             program.close()
+        if self.sources is not None:
+            self.sources.close()
 
     def _unpack(self) -> tuple[Graph, list[Any]]:
         if self._unpacked is None:

@@ -21,6 +21,7 @@ from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
+from millrace.protocol.cache_server_messages import CacheServersKnown
 from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection
 from millrace.wire.data.data_keys import consumer_key, read_claims, worker_credential
@@ -34,6 +35,7 @@ from millrace.worker.delivery_server import PeerConnection, fetch_leftovers
 from millrace.worker.job_pipeline import Fetch, JobPipeline, Share
 from millrace.worker.leftovers import answer
 from millrace.worker.memory_release import give_back
+from millrace.worker.source_cache import SourceCache, connect
 from millrace.worker.task_runner import LaneThread
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class TaskManager:
         self._over = threading.Event()
         self._jobs: dict[str, JobPipeline] = {}
         self._lanes: dict[int, LaneThread] = {}
+        self._cache_servers: list[str] = []
         self.caches = CacheAccess()
         # Peers and whoever waits for code are what this shell has fed.
         self._does: dict[type[act.Action], Callable[[Any], None]] = {
@@ -124,6 +127,8 @@ class TaskManager:
         match message:
             case BlocksKnown():
                 self.caches.known(message)
+            case CacheServersKnown(addresses=addresses):
+                self._use_cache_servers(addresses)
             case MeasureStore(path=path, room=room):
                 self._aside(lambda: self.feed(inp.Say(self.caches.measure(path, room))))
             case _:
@@ -146,7 +151,7 @@ class TaskManager:
         job = self._jobs.get(message.job)
         if job is None:
             assert isinstance(message, msg.OpenJob), "the core knows which jobs are open"
-            self._jobs[message.job] = JobPipeline(message, self._fetch, self._threads, self._allocate, self._share)
+            self._jobs[message.job] = self._pipeline(message)
             return
         match message:
             case msg.OpenJob():
@@ -155,6 +160,22 @@ class TaskManager:
                 self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
             case msg.ChooseSharding():
                 self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
+
+    def _pipeline(self, opened: msg.OpenJob) -> JobPipeline:
+        def link(address: str) -> DataConnection:
+            return connect(address, job.spec.tenant, job.opened.source_key, self.tls)
+
+        sources = SourceCache(link, self._cache_servers)
+        job = JobPipeline(opened, self._fetch, self._threads, self._allocate, self._share, sources)
+        return job
+
+    def _use_cache_servers(self, addresses: list[str]) -> None:
+        with self._lock:
+            self._cache_servers = addresses
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            if job.sources is not None:
+                job.sources.use(addresses)
 
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
         self._aside(functools.partial(self._end, self._jobs.pop(action.job), action.lanes))

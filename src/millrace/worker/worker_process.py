@@ -235,6 +235,7 @@ class WorkerProcess:
             f"{sys.version_info.major}.{sys.version_info.minor}",
             only=self._job,
             buffer_bytes=self._buffer_bytes,
+            asks_caches=True,
         )
         self._tasks.feed(inp.SessionOpened(hello))
 

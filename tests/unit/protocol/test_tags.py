@@ -12,6 +12,7 @@ TAGS = {
         "Audience",
         "DropLeftovers",
         "BlocksKnown",
+        "CacheServersKnown",
         "ChooseSharding",
         "CloseJob",
         "ForgetTasks",

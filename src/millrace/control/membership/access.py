@@ -99,6 +99,12 @@ def check_worker(caller: Caller, state: State, message: WorkerHello) -> None:
     check_begin(caller, job.spec)
 
 
+def check_cache_server(caller: Caller) -> None:
+    """Refuse who may not be a cache server, which is sent what all tenants' jobs read."""
+    if not caller.works:
+        raise lacking(caller, "work = true", "be a cache server")
+
+
 def check_removal(caller: Caller, state: State, places: Iterable[str]) -> None:
     """Refuse who may not delete what is kept of these points."""
     for name in places:

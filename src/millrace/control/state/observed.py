@@ -17,6 +17,7 @@ from millrace.policies.decision import Decision
 from millrace.policies.scaling.capacity import Shortage
 from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
+from millrace.protocol.cache_server_messages import SourceCounts
 from millrace.protocol.messages import ConsumerReport, ProbeReport, StepsReady, WorkerReport
 from millrace.protocol.reports import Flow, NodeMeasure, Pace
 
@@ -55,6 +56,24 @@ class ClientObservation(msgspec.Struct):
 
     last_seen: float
     report: ConsumerReport | None = None
+
+
+class CacheServerObservation(msgspec.Struct):
+    """Last seen of a cache server.
+
+    Attributes:
+        address: ``host:port`` of its data port.
+        host: that it runs on.
+        pid: of its process there.
+        most_bytes: that it may keep.
+    """
+
+    address: str
+    host: str
+    pid: int
+    most_bytes: int
+    last_seen: float
+    counts: SourceCounts = SourceCounts()
 
 
 class CacheObservation(msgspec.Struct):
@@ -316,6 +335,10 @@ class Observed(msgspec.Struct):
 
     workers: dict[str, WorkerObservation] = {}
     clients: dict[str, ClientObservation] = {}
+    cache_servers: dict[str, CacheServerObservation] = {}
+    """By name, those that are there."""
+    cache_clients: set[str] = set()
+    """Workers that ask cache servers; those of older versions don't know how."""
     steps: dict[tuple[str, int], StepsReady] = {}
     """By job and epoch, what consumers were told that they may use."""
     regimes: dict[str, RegimeObservation] = {}

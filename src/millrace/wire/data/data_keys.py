@@ -52,6 +52,16 @@ def job_key(secret: bytes, job: str, generation: int) -> bytes:
     return _mac(secret, "job", job, generation)
 
 
+def source_secret(secret: bytes) -> bytes:
+    """Derive the secret of the service's cache servers from that of the service."""
+    return _mac(secret, "cache servers")
+
+
+def source_key(secret_of_servers: bytes, tenant: bytes) -> bytes:
+    """Derive the key of a tenant's jobs at cache servers; what its holder claims is the tenant."""
+    return _mac(secret_of_servers, "tenant", tenant)
+
+
 def consumer_key(key_of_job: bytes, opening: Open) -> bytes:
     """Derive the key of a consumer from that of its job."""
     return _mac(key_of_job, "consumer", _encoder.encode(opening))

@@ -1,0 +1,179 @@
+"""A service with a cache of stored bytes: what jobs read from a store is read once, whatever happens to the cache."""
+
+import contextlib
+import http.server
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millrace as mr
+from millrace.errors import PipelineError
+
+FILES, BYTES = 120, 3000
+
+
+class Store:
+    """Web server of files, which counts their reads; what is asked for of a file that is ``held`` waits."""
+
+    def __init__(self) -> None:
+        self.read = Counter[str]()
+        self.files = {f"/{number:03}.bin": bytes([number]) * BYTES for number in range(FILES)}
+        self.versions = dict.fromkeys(self.files, "1")
+        self.lock = threading.Lock()
+        self.address = ""
+
+    @property
+    def urls(self) -> list[str]:
+        return [self.address + name for name in self.files]
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    found = Store()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            with found.lock:
+                found.read[self.path] += 1
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            data = found.files[self.path]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("ETag", f'"{found.versions[self.path]}"')
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        found.address = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+def job(store: Store, service: mr.LocalService, name: str, **options) -> mr.DistributedDataset:
+    dataset = mr.Dataset.from_files(store.urls).shuffle(FILES).map(lambda file: file["bytes"][0])
+    return dataset.distribute(service.address, job_name=name, **options)
+
+
+def epoch(store: Store, service: mr.LocalService, name: str, **options) -> list[int]:
+    return sorted(job(store, service, name, **options))
+
+
+def test_seven_jobs_read_each_file_once(store: Store, tmp_path: Path):
+    with (
+        mr.LocalService(1, 2, source_cache=str(tmp_path / "cache")) as service,
+        ThreadPoolExecutor(7) as pool,
+    ):
+        wait_for_cache(service)
+        read = list(pool.map(lambda number: epoch(store, service, f"job-{number}"), range(7)))
+        assert read == [list(range(FILES))] * 7
+        assert len(store.read) == FILES
+        read_once = sum(store.read.values())
+        # A request that takes long is made a second time, one of twenty at most.
+        assert read_once <= 1.1 * FILES
+        assert epoch(store, service, "later") == list(range(FILES))
+        assert sum(store.read.values()) <= 1.2 * FILES
+    with mr.LocalService(1, 1, source_cache=str(tmp_path / "cache")) as another:
+        wait_for_cache(another)
+        assert epoch(store, another, "another") == list(range(FILES))
+        assert sum(store.read.values()) <= 1.3 * FILES, "what one service has read another one finds"
+
+
+def wait_for_cache(service: mr.LocalService) -> Any:
+    deadline = time.monotonic() + 60
+    while not (servers := service.status()["source_cache"]["servers"]):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+    return servers[0]
+
+
+def test_a_file_that_changed_is_read_anew(store: Store, tmp_path: Path):
+    with mr.LocalService(1, 1, source_cache=str(tmp_path / "cache")) as service:
+        wait_for_cache(service)
+        assert epoch(store, service, "one") == list(range(FILES))
+        name = "/007.bin"
+        store.read[name] = 1
+        before = sum(store.read.values())
+        store.files[name], store.versions[name] = bytes([200]) * BYTES, "2"
+        assert epoch(store, service, "two") == sorted([*range(7), *range(8, FILES), 200])
+        assert store.read[name] > 1
+        # A request that is made a second time may leave an item out of the cache, as its job has ended meanwhile.
+        assert sum(store.read.values()) - before <= 0.1 * FILES
+
+
+def test_tenants_do_not_find_what_others_have_read_by_its_name(store: Store, tmp_path: Path):
+    with mr.LocalService(1, 1, source_cache=str(tmp_path / "cache")) as service:
+        wait_for_cache(service)
+        assert epoch(store, service, "one", tenant="ours") == list(range(FILES))
+        assert epoch(store, service, "two", tenant="theirs") == list(range(FILES))
+        assert min(store.read.values()) == 2
+        deadline = time.monotonic() + 60
+        while not (kept := wait_for_cache(service)["counts"])["inserted"] == kept["misses"] > 0:
+            assert time.monotonic() < deadline, kept
+            threading.Event().wait(0.1)
+        assert kept["bytes"] == FILES * BYTES, "equal bytes are kept once"
+
+
+def test_the_cache_server_is_killed_again_and_again(store: Store, tmp_path: Path):
+    with mr.LocalService(1, 2, source_cache=str(tmp_path / "cache")) as service:
+        pids = set[int]()
+        done = threading.Event()
+
+        def kill() -> None:
+            while not done.wait(0.5):
+                with contextlib.suppress(IndexError, ProcessLookupError):
+                    pid = service.status()["source_cache"]["servers"][0]["pid"]
+                    if pid not in pids:
+                        pids.add(pid)
+                        os.kill(pid, signal.SIGKILL)
+
+        wait_for_cache(service)
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            for number in range(100):
+                assert epoch(store, service, f"job-{number}") == list(range(FILES))
+                if len(pids) >= 3:
+                    break
+        finally:
+            done.set()
+            killer.join()
+        assert len(pids) >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"source_cache_bytes": 10}, "say where it is"),
+        ({"source_cache": "x", "source_cache_bytes": 0}, "at least 1"),
+        ({"source_cache": 5}, "path of a folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, said):
+    with pytest.raises(PipelineError, match=said):
+        mr.LocalService(1, 1, **options)

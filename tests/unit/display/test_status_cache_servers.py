@@ -1,0 +1,58 @@
+"""Cache servers in `millrace status` and among the metrics."""
+
+import io
+from typing import Any
+
+from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.display.test_status_tables import BUSY
+
+from millrace.dispatcher.status_report import status
+from millrace.display.status import show
+from millrace.display.status_metrics import metrics
+
+SERVER = {
+    "name": "a1",
+    "address": "h:9",
+    "host": "h",
+    "pid": 7,
+    "most_bytes": 4 << 30,
+    "seen_s": 1.0,
+    "counts": {
+        "hits": 700,
+        "hit_bytes": 7000,
+        "joined": 200,
+        "misses": 100,
+        "inserted": 100,
+        "inserted_bytes": 1000,
+        "refused": 3,
+        "passed_on": 1,
+        "items": 97,
+        "bytes": 1 << 30,
+    },
+}
+
+
+def text(status: dict[str, Any]) -> str:
+    out = io.StringIO()
+    show(status, out)
+    return out.getvalue()
+
+
+def with_server() -> dict[str, Any]:
+    return {**BUSY, "source_cache": {"servers": [SERVER]}}
+
+
+def test_a_cache_server_is_a_sentence():
+    said = "cache server h:9: 97 items, 1 GiB of 4 GiB; of 1,000 that were asked for 90 % were not read again"
+    assert said in text(with_server())
+    assert "cache server" not in text(BUSY)
+
+
+def test_a_cache_server_has_metrics():
+    service = Service(FakePlan(6))
+    said = status(service.state, service.observed, service.now)
+    assert "source_cache" not in metrics(said)
+    written = metrics({**said, "source_cache": {"servers": [SERVER]}})
+    assert 'millrace_source_cache_hits_total{server="h:9"} 700' in written
+    assert 'millrace_source_cache_bytes{server="h:9"} 1073741824' in written
+    assert "# TYPE millrace_source_cache_passed_on_total counter" in written
