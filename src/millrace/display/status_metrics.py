@@ -24,6 +24,7 @@ HELP = {
     "source_cache_inserted_total": "Items that were inserted.",
     "source_cache_inserted_bytes_total": "Bytes of items that were inserted.",
     "source_cache_refused_total": "Inserted items that were not kept, for want of room.",
+    "source_cache_wrong_total": "Inserted items that were not what their hash says, and nobody was given.",
     "source_cache_passed_on_total": "Reads that passed on to another worker, as the first one was gone or late.",
     "group_members": "Jobs that share one computation.",
     "group_outputs_produced_total": "Outputs that were computed for a group.",
@@ -71,7 +72,7 @@ def _of_cache_server(server: Mapping[str, Any]) -> Iterator[Sample]:
     names, counts = {"server": server["address"]}, server["counts"]
     yield "source_cache_bytes", "gauge", names, counts["bytes"]
     yield "source_cache_items", "gauge", names, counts["items"]
-    for name in ("hits", "joined", "misses", "inserted", "refused", "passed_on"):
+    for name in ("hits", "joined", "misses", "inserted", "refused", "wrong", "passed_on"):
         yield f"source_cache_{name}_total", "counter", names, counts[name]
     for name in ("hit", "inserted"):
         yield f"source_cache_{name}_bytes_total", "counter", names, counts[f"{name}_bytes"]

@@ -27,6 +27,7 @@ class SourceCounts(msgspec.Struct, frozen=True, omit_defaults=True):
         inserted: items that were inserted.
         inserted_bytes: bytes of those.
         refused: inserted items that were not kept, for want of room.
+        wrong: inserted items that were not what their hash says, and nobody was given.
         passed_on: claims that passed on to somebody else.
         items: that are kept now.
         bytes: of segments that they lie in.
@@ -39,6 +40,7 @@ class SourceCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     inserted: int = 0
     inserted_bytes: int = 0
     refused: int = 0
+    wrong: int = 0
     passed_on: int = 0
     items: int = 0
     bytes: int = 0

@@ -33,6 +33,7 @@ class Entry(NamedTuple):
         version: of the file as listed, or its stamp (:func:`~millrace.planning.split_table.stamp_of`); empty or 0 if
             nobody knows it.
         size: bytes of the whole file as listed; -1 if nobody knows it.
+        content: SHA-256 of the bytes of the range, as a digest has it; empty if nobody knows it.
     """
 
     location: str
@@ -40,6 +41,7 @@ class Entry(NamedTuple):
     stop: int = -1
     version: str | int = ""
     size: int = -1
+    content: bytes = b""
 
     @property
     def bytes(self) -> int:

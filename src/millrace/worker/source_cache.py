@@ -49,8 +49,13 @@ _Answer = bytes | Literal["fetch"] | None
 _logger = logging.getLogger(__name__)
 
 
-def name_of(entry: Entry) -> bytes | None:
-    """Name an entry, for the key of its bytes; None: nobody would see that it changed, or it is too large."""
+def key_of(entry: Entry) -> bytes | None:
+    """Make the key of an entry's bytes: of their hash if a digest has it, else of where they lie.
+
+    None: nobody would see that they changed, or they are too many.
+    """
+    if entry.content and 0 < entry.bytes <= msg.MOST_ITEM_BYTES:
+        return msg.CONTENT + entry.content
     stamp = stamp_of(entry.version) if isinstance(entry.version, str) else entry.version
     if not stamp or entry.size < 0 or not 0 < entry.bytes <= msg.MOST_ITEM_BYTES:
         return None
@@ -116,7 +121,7 @@ class SourceCache:
 
         def read(entry: Entry, watch: RequestWatch) -> bytes:
             # A second request is made where the first one takes long at the store.
-            key = None if watch.second else name_of(entry)
+            key = None if watch.second else key_of(entry)
             return fetch(entry, watch) if key is None else self._read(key, lambda: fetch(entry, watch))
 
         return read

@@ -21,7 +21,7 @@ from millrace.errors import SourceError
 from millrace.protocol import source_cache_messages as msg
 from millrace.sources.store_requests import Entry, RequestWatch
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
-from millrace.worker.source_cache import SourceCache, name_of
+from millrace.worker.source_cache import SourceCache, key_of
 
 ITEM = 10_000
 
@@ -226,8 +226,8 @@ def test_a_file_that_changed_is_another_item(serve, worker):
 
 @pytest.mark.parametrize("changes", [{"version": ""}, {"version": 0}, {"size": -1}, {"stop": -1}, {"stop": 1 << 40}])
 def test_what_nobody_would_see_change_or_is_too_large_is_not_kept(changes):
-    assert name_of(entry(1)) is not None
-    assert name_of(entry(1)._replace(**changes)) is None
+    assert key_of(entry(1)) is not None
+    assert key_of(entry(1)._replace(**changes)) is None
 
 
 def test_what_does_not_fit_is_handed_on_and_not_kept(serve, worker, pool):
@@ -297,15 +297,36 @@ def test_each_tenant_has_names_of_its_own_and_equal_bytes_are_kept_once(serve):
     assert server._store.totals == (1, 1000)
 
 
-def test_wrong_bytes_under_a_hash_end_the_connection_and_are_not_seen(serve):
+def test_wrong_bytes_under_a_hash_are_not_seen_and_who_waits_reads_them_anew(serve):
     server = serve()
     content = msg.CONTENT + hashlib.sha256(b"right").digest()
     with connect(server.address) as liar, connect(server.address) as other:
-        liar.send(msg.InsertItem(content), [b"wrong"])
-        with pytest.raises(Exception, match="lost the connection"):
-            liar.receive(msg.CACHE_ANSWER)
+        liar.send(msg.AskItems([1], [content]))
+        assert liar.receive(msg.CACHE_ANSWER)[0] == msg.FetchItems([1])
         other.send(msg.AskItems([1], [content]))
+        until_joined(server)
+        liar.send(msg.InsertItem(content), [b"wrong"])
         assert other.receive(msg.CACHE_ANSWER)[0] == msg.FetchItems([1])
+        other.send(msg.InsertItem(content), [b"right"])
+        liar.send(msg.AskItems([2], [content]))
+        header, payload = liar.receive(msg.CACHE_ANSWER)
+        assert (header, bytes(payload)[:5]) == (msg.FoundItems([2], [5]), b"right")
+    until_inserted(1, server)
+    assert server.counts.wrong == 1
+
+
+def test_copies_with_a_digest_share_all_items_and_bytes_that_are_not_the_digests_are_not_kept(serve, worker):
+    server, store = serve(), Store()
+    content = hashlib.sha256(bytes_of(entry(1))).digest()
+    one = worker(store, server)
+    assert one.read(entry(1)._replace(content=content)) == bytes_of(entry(1))
+    copy = Entry("gs://other/copy", 0, ITEM, "", ITEM, content)
+    assert worker(store, server).read(copy) == bytes_of(entry(1))
+    assert store.read == {"s3://bucket/1": 1}
+    wrong = entry(2)._replace(content=hashlib.sha256(b"something else").digest())
+    assert one.read(wrong) == bytes_of(entry(2)), "the source compares it, and complains"
+    assert one.read(wrong) == bytes_of(entry(2))
+    assert store.read["s3://bucket/2"] == 2
 
 
 @pytest.mark.parametrize(
@@ -334,7 +355,7 @@ def test_who_asks_and_does_not_listen_is_cut_off_and_others_are_served(serve, wo
     one = worker(store, server)
     large = Entry("s3://bucket/large", 0, 8 << 20, "v1", 8 << 20)
     one.read(large)
-    key = name_of(large)
+    key = key_of(large)
     assert key is not None
     with connect(server.address) as deaf, pytest.raises(Exception, match="lost the connection"):
         for number in range(1, 10_000):

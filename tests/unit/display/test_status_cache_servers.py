@@ -25,6 +25,7 @@ SERVER = {
         "inserted": 100,
         "inserted_bytes": 1000,
         "refused": 3,
+        "wrong": 0,
         "passed_on": 1,
         "items": 97,
         "bytes": 1 << 30,

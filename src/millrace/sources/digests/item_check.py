@@ -26,14 +26,19 @@ class FileCheck:
     def __init__(self, items: ItemHashes, digest: str) -> None:
         self._hashes, self._digest = items.array, digest
 
+    def content(self, entry: int) -> bytes:
+        """Return the hash of a file's content; empty if nobody knows it."""
+        found = self._hashes[entry].tobytes()
+        return b"" if found == UNKNOWN else found
+
     def check(self, entry: int, location: str, data: _Buffer) -> None:
         """Compare the content of a file.
 
         Raises:
             SourceChangedError: it is another one.
         """
-        expected = self._hashes[entry].tobytes()
-        if expected != UNKNOWN and hashlib.sha256(data).digest() != expected:
+        expected = self.content(entry)
+        if expected and hashlib.sha256(data).digest() != expected:
             raise _changed(location, self._digest)
 
 
