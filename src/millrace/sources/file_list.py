@@ -5,15 +5,19 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
+from operator import lt
 
 import numpy as np
+import numpy.typing as npt
 
 from millrace.planning.split_table import Files, stamp_of
 from millrace.sources.storage import FileInfo
 
 _RUN = b"\0"
 """Mark before files of a folder that were found one right after the other. No name has this byte, nor a slash."""
+_AT_ONCE = 1 << 16
+"""Files of a folder that are given at a time."""
 
 
 class FileList:
@@ -75,25 +79,26 @@ class FileList:
         start = 0
         for below in chain(sorted(self._below.pop(path, ())), [b""]):
             stop = bisect_left(names, below, start) if below else len(names)
-            if start < stop:
-                where = found[start:stop]
-                yield Files(folder, names[start:stop], sizes[where].tolist(), stamps[where].tolist())
+            for first in range(start, stop, _AT_ONCE):
+                last = min(first + _AT_ONCE, stop)
+                where = found[first:last]
+                yield Files(folder, names[first:last], sizes[where].tolist(), stamps[where].tolist())
             if below:
                 yield below
             start = stop
 
 
-def _sorted(text: bytes) -> tuple[list[bytes], list[int]]:
+def _sorted(text: bytes) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     """Sort names, each once; return them with the order in which each was found."""
     names: list[bytes] = []
-    found: list[int] = []
+    runs = [np.zeros(0, np.int64)]
     for run in text.split(_RUN)[1:]:
         first, *more = run.split(b"/")[:-1]
         names += more
-        found += range(int(first), int(first) + len(more))
+        runs.append(np.arange(int(first), int(first) + len(more)))
+    found = np.concatenate(runs)
+    if all(map(lt, names, islice(names, 1, None))):  # as stores list them
+        return names, found
     order = sorted(range(len(names)), key=names.__getitem__)
-    if len(set(names)) < len(names):
-        order = [
-            at for before, at in zip([-1, *order], order, strict=False) if before < 0 or names[before] != names[at]
-        ]
-    return [names[at] for at in order], [found[at] for at in order]
+    once = [at for before, at in zip([-1, *order], order, strict=False) if before < 0 or names[before] != names[at]]
+    return [names[at] for at in once], found[once]
