@@ -1,14 +1,21 @@
 """``millrace digest`` as a command: killed, gone on with, with a real store that counts, and read on a service."""
 
+import functools
+import http.server
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from benchmarks.far_store import Link, link
 
 import millrace as mr
@@ -152,3 +159,62 @@ def test_what_can_have_no_digest_is_said(tmp_path, arguments, status, message):
     assert done.returncode == status
     assert message in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
+
+
+def test_items_of_every_format_in_a_store_are_compared(store, tmp_path):
+    bucket, _ = store
+    members = [(f"{number:03}.txt", b"member %03d" % number) for number in range(60)]
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for _, data in members:
+            writer.write(data)
+    table = pa.table({"id": range(60), "text": [data for _, data in members]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20, compression="none", use_dictionary=False)
+    for name in ("a.tar", "a.tfrecord", "a.parquet"):
+        storage.write(f"{bucket}formats/{name}", (tmp_path / name).read_bytes())
+    digest = f"{tmp_path}/formats.digest"
+    assert digested(f"{bucket}formats/", "-o", digest)["items"] == 60 + 60 + 3 * 2
+    datasets = {
+        "a.tar": mr.Dataset.from_webdataset(f"{bucket}formats/a.tar", digest=digest),
+        "a.tfrecord": mr.Dataset.from_tfrecords(f"{bucket}formats/a.tfrecord", digest=digest),
+        "a.parquet": mr.Dataset.from_parquet(f"{bucket}formats/a.parquet", digest=digest),
+    }
+    for dataset in datasets.values():
+        with iter(dataset) as elements:
+            assert len(list(elements)) == 60
+
+
+def test_an_item_whose_etag_has_stayed_is_compared(tmp_path):
+    """As in a store that damages what it holds, or on the way from one."""
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        (tmp_path / "data" / f"{number}.txt").write_text(f"content {number}")
+    handler = functools.partial(SameEtag, directory=tmp_path / "data")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        digest = f"{tmp_path}/a.digest"
+        assert digested(f"{url}/{{0..2}}.txt", "-o", digest)["read_files"] == 3
+        (tmp_path / "data" / "1.txt").write_text("content X")
+        dataset = mr.Dataset.from_files(f"{url}/{{0..2}}.txt", digest=digest)
+        with pytest.raises(SourceChangedError, match=rf"{url}/1\.txt is not what"), iter(dataset) as elements:
+            list(elements)
+        server.shutdown()
+        thread.join()
+
+
+class SameEtag(http.server.SimpleHTTPRequestHandler):
+    """Server of files that gives all of them one etag."""
+
+    def send_header(self, keyword, value):
+        if keyword == "Last-Modified":
+            keyword, value = "ETag", '"always"'
+        super().send_header(keyword, value)
+
+    def log_message(self, *_):
+        pass
