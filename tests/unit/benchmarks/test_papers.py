@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, scale_out
+from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, one_link, scale_out
 
 from millrace.simulation.scaling_workloads import Workload
 
@@ -87,3 +87,14 @@ def test_going_on_after_a_change_of_mode_is_compared_over_the_same_elements():
     found = mode_change.measure(jobs=20)
     assert found["missed"] == []
     assert min(ratios["time"] for ratios in found["rounds"][0].values()) >= 1
+
+
+def test_a_link_that_carries_more_than_one_copy_misses_the_aim():
+    def aims_met(copies: float, share: float, bare: float) -> list[bool]:
+        found = {"empty cache": {"copies": copies, "of_one_copy": share}, "no cache": {"copies": bare}}
+        return [row["met"] for row in one_link.aims(found)]
+
+    assert aims_met(1.01, 0.93, 7.1) == [True, True, True]
+    assert aims_met(1.03, 0.93, 7.1) == [False, True, True]
+    assert aims_met(1.01, 0.8, 7.1) == [True, False, True]
+    assert aims_met(1.01, 0.93, 1.0) == [True, True, False], "then the link counted nothing"
