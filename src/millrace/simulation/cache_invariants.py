@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from millrace.control.journal.cache_events import BlocksDeleted, BlocksPublished
 from millrace.control.journal.event import Event
 from millrace.control.journal.task_events import TaskLeased
+from millrace.control.state.cache_state import is_of
 from millrace.control.state.state import State
 from millrace.simulation.store import Block
 from millrace.simulation.virtual_network import Violation
@@ -69,20 +70,30 @@ class CacheInvariants:
             self._within(dispatcher.state)
 
     def _within(self, state: State) -> None:
-        """Check that what is kept and what is promised fit.
+        """Check that what is kept and what is promised fit, of all and of each tenant with a quota.
 
         What a lease has added counts twice if the store was listed before its worker has said so, and only then.
         """
+        self._check_room(state, "", state.settings.cache_bytes)
+        for tenant, quota in state.settings.byte_quotas.items():
+            self._check_room(state, tenant, quota)
+
+    def _check_room(self, state: State, tenant: str, limit: int) -> None:
+        """Check the room of a tenant, or of all (with an empty name)."""
+
+        def counts(place: str) -> bool:
+            return is_of(place, tenant) if tenant else "@" not in place
+
+        taken = sum(held.room for held in state.caches.reservations.values() if counts(held.place))
         beside = 0
         for place, cached in state.caches.points.items():
-            for name, kept in cached.blocks.items():
+            for name, kept in cached.blocks.items() if counts(place) else ():
                 twice = _promised(state, self._leases.get((place, name), -1))
+                taken += kept.bytes
                 beside += kept.bytes if twice or (place, name) in self._outside else 0
-        limit = state.settings.cache_bytes
-        if state.caches.taken - beside > limit:
-            raise Violation(
-                f"{state.caches.taken} bytes of {limit} are kept or promised, {beside} of them beside or twice"
-            )
+        if taken - beside > limit:
+            whose = f" of tenant {tenant}" if tenant else ""
+            raise Violation(f"{taken} bytes{whose} of {limit} are kept or promised, {beside} of them beside or twice")
 
     def ticked(self, dispatcher: SimulatedDispatcher) -> None:
         """Everything once more: what is in the store is accounted for, what is promised is somebody's."""

@@ -26,7 +26,7 @@ from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.round_window_invariants import RoundWindowInvariants
-from millrace.simulation.state_invariants import check_bounds, check_leases, check_quota, in_force
+from millrace.simulation.state_invariants import check_bounds, check_jobs, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
 from millrace.simulation.window_invariants import WindowInvariants
 
@@ -396,6 +396,7 @@ class Invariants:
             self.windows.enters(state, event)
             if isinstance(event, ConsumerJoined):
                 self._came(event)
+                check_jobs(state, event.job)
             elif isinstance(event, JobRemoved) and ANEW in event.reason:
                 self._given_up.update(client for (name, _), client in self._clients.items() if name == event.job)
             elif isinstance(event, ConsumerLeft) and (event.job, event.consumer) not in self._clients:

@@ -19,6 +19,7 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
 from millrace.simulation.disk import Disk
 from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
+from millrace.simulation.drawn_quotas import drawn_quotas
 from millrace.simulation.drawn_rounds import DrawnRounds
 from millrace.simulation.invariants import Invariants
 from millrace.simulation.job_resumes import JobResumes
@@ -101,6 +102,7 @@ class SimulatedCluster:
             window_behind=tasks_behind(seed),
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
+        self.settings = msgspec.structs.replace(self.settings, **drawn_quotas(seed, self.settings.cache_bytes))
         self.rounds = DrawnRounds(seed)
         self.store: Store = Store()
         self.older_journal = OlderJournal(self)

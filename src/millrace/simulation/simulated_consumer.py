@@ -205,7 +205,10 @@ class SimulatedConsumer(Process):
             self.failure = message.failure
             self.leave()
         elif isinstance(message, (msg.JobFailed, msg.Failure)):
-            # The place is taken, or the disk is full: another process tries again. Ranks of one job come all again.
+            # The place is taken, its tenant has as many jobs as it may have, or the disk is full: another process tries
+            # again. Ranks of one job come all again.
+            if "--quota-jobs" in str(message):
+                self._cluster.fired["job beyond a quota"] += 1
             if "start all of them again" in str(message):
                 self._cluster.run_again(self.spec.name)
             self._attempt += 1

@@ -44,6 +44,18 @@ def check_quota(state: State, name: str) -> None:
         raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")
 
 
+def check_jobs(state: State, name: str) -> None:
+    """Check that a job which somebody begins or joins is of a tenant that may have so many, failed ones aside."""
+    came = state.jobs.get(name)
+    quota = None if came is None else state.settings.job_quotas.get(came.spec.tenant)
+    if came is None or quota is None or came.failure is not None:
+        return
+    jobs = [job for job in state.jobs.values() if job.spec.tenant == came.spec.tenant and job.failure is None]
+    has = sum(len({place.member for place in job.consumers.values()}) if job.spec.sharing else 1 for job in jobs)
+    if has > quota:
+        raise Violation(f"job {name} has come: tenant {came.spec.tenant} has {has} jobs and may have {quota}")
+
+
 def check_bounds(state: State, dispatcher: SimulatedDispatcher) -> None:
     """Check that what is over is forgotten."""
     for name, job in state.jobs.items():
