@@ -23,6 +23,7 @@ import millrace as mr
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.clusters.ray import RayCluster
+from millrace.wire.tls_authority import TlsAuthority
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -103,6 +104,20 @@ with mr.RayService(min_workers=2, num_cpus=2, insecure=True) as service:
 def test_one_line_in_a_driver_serves_where_it_is_connected(nodes):
     done = subprocess.run([sys.executable, "-c", SCRIPT, nodes.address], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "2"
+
+
+def test_workers_on_all_nodes_speak_tls(nodes, tmp_path):
+    """With the folder of certificates that lies on every node under one path."""
+    folder = TlsAuthority(str(tmp_path / "authority")).issue("millrace-worker,127.0.0.2,127.0.0.3,127.0.0.4")[0]
+    stranger = TlsAuthority(str(tmp_path / "elsewhere")).issue("millrace-worker,127.0.0.2,127.0.0.3,127.0.0.4")[0]
+    with mr.RayService(2, 2, ray_address=nodes.address, tls=folder) as service:
+        assert len(hosts(workers_of(service, 2))) >= 1
+        with mr.Dataset.range(1000).distribute(service.address) as numbers:
+            assert Counter(numbers) == Counter(range(1000))
+        with pytest.raises(mr.ServiceUnreachableError, match="certificate"):
+            fetch_status(service.address, service.token, tls=stranger)
+    with pytest.raises(mr.ServiceError, match="without TLS"):
+        mr.RayService(1, 1, ray_address=nodes.address, host="10.255.255.1")
 
 
 def test_a_worker_that_is_killed_is_told_in_words_and_replaced(nodes, capsys):
