@@ -99,7 +99,7 @@ def _with_cache(service: mr.LocalService) -> dict[str, Any]:
     while not (servers := service.status()["source_cache"]["servers"]):
         if time.monotonic() > deadline:
             raise RuntimeError("the cache server did not come")
-        time.sleep(0.1)
+        threading.Event().wait(0.1)
     found: dict[str, Any] = servers[0]
     return found
 
@@ -116,7 +116,7 @@ def run(store: FarStore, root: str, count: int, jobs: int) -> dict[str, Any]:
             for case in ("empty cache", "full cache"):
                 name = case.partition(" ")[0]
                 found[case] = measured(store, count, size, jobs, lambda: read_together(service, jobs, count, name))  # noqa: B023
-            time.sleep(2 * service.status()["heartbeat_s"])  # its counts come with its next report
+            threading.Event().wait(2 * service.status()["heartbeat_s"])  # its counts come with its next report
             found["counts"] = _with_cache(service)["counts"]
     return found
 
