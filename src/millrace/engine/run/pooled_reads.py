@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from millrace.engine.threads.operator_threads import ThreadPool
@@ -34,13 +35,23 @@ class PooledReads:
     def __init__(self, graph: Graph | None = None, *, at_hand: bool = False, tier: SourceTier | None = None) -> None:
         chosen = None if graph is None else graph.options().reads_in_flight
         self._threads = ThreadPool(1, (chosen or read_concurrency.MOST) + _SPARE_THREADS, name="read")
-        self.reads = Reads(_no_thread if at_hand else self._threads.start, chosen=chosen, tier=tier)
+        self._lock = threading.Lock()
+        self._closed = at_hand
+        self.reads = Reads(self._start, chosen=chosen, tier=tier)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        """Run ``work()`` on a thread, unless there are none: whoever asks reads then.
+
+        A read that ends as the pool is closed would else begin a thread that nobody ends.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("there are no threads here")
+            self._threads.start(work)
 
     def close(self) -> None:
         """End the reads and their threads."""
         self.reads.close()
+        with self._lock:
+            self._closed = True
         self._threads.close()
-
-
-def _no_thread(_work: Callable[[], None]) -> None:
-    raise RuntimeError("there are no threads here")
