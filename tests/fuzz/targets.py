@@ -37,9 +37,10 @@ from millrace.message_budget import MALFORMED, check_containers
 from millrace.planning.columns import integers
 from millrace.planning.item_hashes import ItemHashes
 from millrace.planning.split_table import Split, files_table, pack_tables, positions_table, splits_table, unpack_tables
-from millrace.protocol import data_messages
+from millrace.protocol import data_messages, source_cache_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
+from millrace.protocol.cache_server_messages import FromCacheServer
 from millrace.protocol.caller import ADMINISTRATOR
 from millrace.sources.digests.digest_file import DigestAbout, DigestReader, DigestRows, write_digest
 from millrace.wire.auth import OWN
@@ -69,7 +70,9 @@ class Target(NamedTuple):
     allowed: tuple[type[Exception], ...]
 
 
-_FRAMES = msgspec.msgpack.Decoder(data_messages.ToServer | data_messages.ToReader)
+_OF_DATA = data_messages.ToServer | data_messages.ToReader
+_OF_CACHES = source_cache_messages.CacheRequest | source_cache_messages.CacheAnswer
+_FRAMES = msgspec.msgpack.Decoder(_OF_DATA | _OF_CACHES)
 
 
 class Stream:
@@ -110,7 +113,7 @@ def _frames() -> list[bytes]:
         header = data_messages.Delivery(1, 2, 3, 4, 5)
         send_frame(sent, header, [bytes(5000), b"x" * 100], compression)
         found.append(sent.data)
-    encoded = packed(data_messages.ToServer) + packed(data_messages.ToReader)
+    encoded = packed(_OF_DATA) + packed(_OF_CACHES)
     empty = encode_head(data_messages.Credit(1), 0)
     size = len(msgspec.msgpack.encode(data_messages.Credit(1)))
     return found + [empty[: -size - 12] + len(each).to_bytes(4, "little") + bytes(8) + each for each in encoded]
@@ -321,7 +324,7 @@ TARGETS = {
     "greetings": Target(_greetings, _greeting, (ProtocolError,)),
     "proofs": Target(lambda: packed(challenges.Proof), _proof, (ProtocolError,)),
     "control messages": Target(
-        lambda: packed(msg.FromWorker | msg.FromConsumer), _control, (*MALFORMED, ProtocolError)
+        lambda: packed(msg.FromWorker | msg.FromConsumer | FromCacheServer), _control, (*MALFORMED, ProtocolError)
     ),
     "answers": Target(_answers, _answer, ()),
     "elements": Target(_elements, _element, (CodecError,)),

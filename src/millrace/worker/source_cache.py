@@ -122,11 +122,11 @@ class SourceCache:
         def read(entry: Entry, watch: RequestWatch) -> bytes:
             # A second request is made where the first one takes long at the store.
             key = None if watch.second else key_of(entry)
-            return fetch(entry, watch) if key is None else self._read(key, lambda: fetch(entry, watch))
+            return fetch(entry, watch) if key is None else self._read(key, entry.bytes, lambda: fetch(entry, watch))
 
         return read
 
-    def _read(self, key: bytes, fetch: Callable[[], bytes]) -> bytes:
+    def _read(self, key: bytes, size: int, fetch: Callable[[], bytes]) -> bytes:
         """Read the bytes of a key; two threads that ask for the same ones read them once."""
         with self._lock:
             future = self._under_way.get(key)
@@ -137,7 +137,7 @@ class SourceCache:
             # Whatever keeps the other from it (that nobody wants it there any more, say) need not keep this one.
             return fetch() if future.exception() is not None else future.result()
         try:
-            data = self._obtain(key, fetch)
+            data = self._obtain(key, size, fetch)
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -148,13 +148,13 @@ class SourceCache:
             with self._lock:
                 del self._under_way[key]
 
-    def _obtain(self, key: bytes, fetch: Callable[[], bytes]) -> bytes:
+    def _obtain(self, key: bytes, size: int, fetch: Callable[[], bytes]) -> bytes:
         with self._lock:
             link = self._order[self._owners[rendezvous.slot_of(key)]] if self._order else None
         found = None if link is None else link.ask(key)
-        if isinstance(found, bytes):
+        if isinstance(found, bytes) and len(found) == size:
             return found
-        if link is None or found is None:
+        if link is None or found != _FETCH:
             return fetch()
         try:
             data = fetch()

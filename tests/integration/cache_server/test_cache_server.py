@@ -17,10 +17,10 @@ import pytest
 
 from millrace.cache_server.item_server import ItemServer
 from millrace.cache_server.item_store import ItemStore
-from millrace.errors import SourceError
+from millrace.errors import ServiceUnreachableError, SourceError
 from millrace.protocol import source_cache_messages as msg
 from millrace.sources.store_requests import Entry, RequestWatch
-from millrace.wire.data.data_connection import DataConnection, open_data_connection
+from millrace.wire.data.data_connection import DataConnection, DataServer, open_data_connection
 from millrace.worker.source_cache import SourceCache, key_of
 
 ITEM = 10_000
@@ -327,6 +327,35 @@ def test_copies_with_a_digest_share_all_items_and_bytes_that_are_not_the_digests
     assert one.read(wrong) == bytes_of(entry(2)), "the source compares it, and complains"
     assert one.read(wrong) == bytes_of(entry(2))
     assert store.read["s3://bucket/2"] == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (msg.FoundItems([1], [10**9]), b"short"),
+        (msg.FoundItems([1], [-5]), b"short"),
+        (msg.FoundItems([1, 2], [5]), b"short"),
+        (msg.FoundItems([1], [5]), b"short"),
+        (msg.FoundItems([7, 8, 9], [0, 0, 0]), b""),
+    ],
+)
+def test_a_server_that_lies_is_done_without_or_believed_no_more_than_a_read_of_that_length(worker, said):
+    """Whoever is asked for an entry and gives other bytes than it has: the store is asked."""
+
+    def lie(connection: DataConnection) -> None:
+        connection.receive(msg.CACHE_REQUEST)
+        connection.send(said[0], [said[1]])
+        with pytest.raises(ServiceUnreachableError):
+            connection.receive(msg.CACHE_REQUEST)
+
+    store = Store()
+    with DataServer("127.0.0.1", lie) as liar:
+        one = worker(store, liar.address)
+        ended = threading.Timer(1.0, liar.close)
+        ended.start()
+        assert one.read(entry(1)) == bytes_of(entry(1))
+        ended.join()
+    assert store.read == {"s3://bucket/1": 1}
 
 
 @pytest.mark.parametrize(
