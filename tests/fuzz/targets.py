@@ -160,9 +160,10 @@ def _proof(data: bytes) -> None:
         _SERVICE.check("method", OWN, shown)
 
 
-_TO_DISPATCHER = msgspec.msgpack.Decoder(msg.FromWorker | msg.FromConsumer)
+_FROM_PEERS = msg.FromWorker | msg.FromConsumer | FromCacheServer
+_TO_DISPATCHER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_FROM_PEERS)
 _FROM_DISPATCHER = msgspec.msgpack.Decoder(msg.ToWorker), msgspec.msgpack.Decoder(msg.ToConsumer)
-_check = checker(msg.FromWorker | msg.FromConsumer)
+_check = checker(_FROM_PEERS)
 
 
 def _control(data: bytes) -> None:
@@ -323,9 +324,7 @@ TARGETS = {
     "preambles": Target(_preambles, _preamble, (ProtocolError, VersionMismatchError, EOFError)),
     "greetings": Target(_greetings, _greeting, (ProtocolError,)),
     "proofs": Target(lambda: packed(challenges.Proof), _proof, (ProtocolError,)),
-    "control messages": Target(
-        lambda: packed(msg.FromWorker | msg.FromConsumer | FromCacheServer), _control, (*MALFORMED, ProtocolError)
-    ),
+    "control messages": Target(lambda: packed(_FROM_PEERS), _control, (*MALFORMED, ProtocolError)),
     "answers": Target(_answers, _answer, ()),
     "elements": Target(_elements, _element, (CodecError,)),
     "tables": Target(_tables, _table, (ProtocolError,)),

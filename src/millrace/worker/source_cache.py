@@ -242,7 +242,7 @@ class _Link:
         """Connect, with the lock held."""
         try:
             session = _Session(self._connect(self.address))
-        except MillraceError as error:
+        except (MillraceError, RuntimeError) as error:  # also if no threads are to be had
             level = logging.INFO if self._told else logging.WARNING
             _logger.log(level, "cache server %s can't be asked, so the store is: %s", self.address, error)
             self._failed = self._told = True
@@ -276,8 +276,12 @@ class _Session:
             threading.Thread(target=work, name=f"millrace-cache-{connection.peer}", daemon=True)
             for work in (self._send_all, self._receive_all)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self.close()
+            raise
 
     def ask(self, key: bytes) -> _Answer:
         future: Future[_Answer] = Future()

@@ -228,7 +228,7 @@ def test_where_no_local_worker_can_be_started_the_others_do_the_work(by_hand, mo
         started.set()
         raise OSError("no more processes")
 
-    monkeypatch.setattr("millrace.clusters.local_workers.spawn", spawn)
+    monkeypatch.setattr("millrace.clusters.respawned_processes.spawn", spawn)
     with mr.Dataset.range(10).distribute(by_hand.address, local_workers=1) as served:
         assert sorted(served) == list(range(10))
         assert started.wait(20.0)
