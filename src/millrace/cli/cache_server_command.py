@@ -6,7 +6,7 @@ import argparse
 import os
 
 from millrace.cli.options import LOOPBACK, TOKEN, add_listening, add_process, size, tls_of, token_of
-from millrace.cli.shutdown import end_with, exit_soon
+from millrace.cli.shutdown import end_with, exit_status
 
 
 def add_cache_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,10 +53,4 @@ def _cache_server(options: argparse.Namespace) -> int:
         if not options.parent_pipe:
             print(f"millrace cache-server {server.id} serves {folder}; end it with Ctrl-C", flush=True)
 
-    status = 1
-    try:
-        server.run(listening)
-        status = 0
-    finally:
-        exit_soon(status)
-    return status
+    return exit_status(lambda: server.run(listening))

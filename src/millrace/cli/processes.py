@@ -32,7 +32,7 @@ from millrace.cli.options import (
     token_of,
     trust,
 )
-from millrace.cli.shutdown import end_with, exit_soon, watch_parent
+from millrace.cli.shutdown import end_with, exit_status, watch_parent
 from millrace.errors import PipelineError, ServiceError
 
 if TYPE_CHECKING:
@@ -359,10 +359,4 @@ def _worker(options: argparse.Namespace) -> int:
         if not options.parent_pipe:
             print(f"millrace worker {worker.id} joins the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
 
-    status = 1
-    try:
-        worker.run(listening)
-        status = 0
-    finally:
-        exit_soon(status)
-    return status
+    return exit_status(lambda: worker.run(listening))

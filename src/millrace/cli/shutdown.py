@@ -45,6 +45,17 @@ def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
         watch_parent(ended)
 
 
+def exit_status(run: Callable[[], object]) -> int:
+    """Run the whole life of a process; return its exit status, with which it ends soon, whatever code holds it."""
+    status = 1
+    try:
+        run()
+        status = 0
+    finally:
+        exit_soon(status)
+    return status
+
+
 def until_interrupted(answers: Iterable[T]) -> Generator[T]:
     """Give the answers until Ctrl-C, also where it meets a ``__del__`` or a callback, in which Python swallows it.
 

@@ -46,9 +46,10 @@ class RespawnedProcesses:
             with self._lock:
                 now = time.monotonic()
                 self._deaths = [*self._deaths, now][-_REMEMBERED:]
-                again = respawn_at(self._deaths, now, self._count)
-            _logger.warning("%s %s; %s", self._name, how, again.reason)
-            if self._over.wait(max(0.0, again.value - now)):
+                wait_s = max(0.0, respawn_at(self._deaths, now, self._count).value - now)
+            when = f"in {wait_s:g} s" if wait_s else "at once"
+            _logger.warning("%s %s; it is started again %s", self._name, how, when)
+            if self._over.wait(wait_s):
                 return
 
     def _run(self) -> str:

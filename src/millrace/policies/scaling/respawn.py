@@ -29,7 +29,7 @@ def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decisio
     rapid = max(RAPID, workers + 1)
     recent = sum(1 for death in deaths if now - death < WINDOW_S)
     if recent < rapid:
-        return Decision(now, "it is replaced at once", {"recent_deaths": recent})
+        return Decision(now, "a worker ended and is replaced at once", {"recent_deaths": recent})
     streak = 1
     for earlier, later in zip(reversed(deaths[:-1]), reversed(deaths[1:]), strict=True):
         if later - earlier > WINDOW_S + LONGEST_S:
