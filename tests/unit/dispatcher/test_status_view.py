@@ -6,13 +6,14 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import inputs as inp
 from millrace.dispatcher.status_report import status
 from millrace.dispatcher.status_view import HIDDEN, shown_to
+from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.protocol.caller import ADMINISTRATOR, Caller
 
 ANNA = Caller("anna", "vision")
 BERT = Caller("bert", "speech")
 
 
-def reported(caller: Caller, **rights: Any) -> dict[str, Any]:
+def reported(caller: Caller, *, after: inp.Input | None = None, **rights: Any) -> dict[str, Any]:
     """The status of a service in which both read a job, as somebody sees it."""
     service = Service(FakePlan(8))
     service.say(inp.Started("here:1"))
@@ -20,6 +21,8 @@ def reported(caller: Caller, **rights: Any) -> dict[str, Any]:
         service.join(name, name, caller=who)
         service.add_worker(f"w{name}")
     service.tick(1.0)
+    if after is not None:
+        service.say(after)
     report = status(service.state, service.observed, service.now)
     assert {row["job"] for row in report["workers"]} == {"a", "b"}
     caller = replace(caller, rights=replace(caller.rights, **rights))
@@ -35,6 +38,13 @@ def test_a_status_has_the_jobs_that_the_caller_may_see():
     assert names(reported(ANNA)) == names(reported(ANNA, status="own")) == {"a"}
     assert names(reported(Caller("cara", "vision"))) == {"a"}
     assert names(reported(Caller("cara", "vision"), status="own")) == set()
+
+
+def test_cache_servers_and_their_counts_are_shown_to_who_may_see_all_jobs():
+    hello = inp.CacheServerSaid("s", CacheServerHello("s", "h:9"))
+    assert reported(ADMINISTRATOR, after=hello)["source_cache"]["servers"]
+    assert reported(ANNA, after=hello, status="all")["source_cache"]["servers"]
+    assert reported(ANNA, after=hello)["source_cache"] == {"servers": []}
 
 
 def test_workers_of_others_are_there_and_say_nothing_of_what_they_do():
