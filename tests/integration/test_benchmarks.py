@@ -197,9 +197,10 @@ def test_a_contestant_ends_with_the_benchmark(fifo: Path):
 
 
 def test_far(tmp_path: Path):
-    found = report(tmp_path, "far", "--only", "16 threads", "millrace, in process")
+    # Each file takes so long that as many reads overlap as may, however busy the machine is.
+    found = report(tmp_path, "far", "--latency", "400", "--only", "16 threads", "millrace, in process")
     assert found["failed"] == {}
-    assert found["results"]["millrace, in process"]["peak"]["median"] >= 8
+    assert found["results"]["millrace, in process"]["peak"]["median"] >= 16
 
 
 def test_startup(tmp_path: Path):
