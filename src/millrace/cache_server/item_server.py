@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import queue
@@ -157,16 +156,15 @@ class ItemServer:
             return
         name = checked[1:] if checked[:1] == msg.NAME else None
         kept = self._store.add(data, content, name)
-        (found,) = self._store.find([content], [])[0]
         with self._lock:
             waiting = self._claims.inserted(checked)
             self._counts["inserted"] += 1
             self._counts["inserted_bytes"] += data.nbytes
-            self._counts["refused"] += not kept
-            copy = bytes(data) if waiting and found is None else None
+            self._counts["refused"] += kept is None
+            copy = bytes(data) if waiting and kept is None else None
             for asker in waiting:
                 assert isinstance(asker.peer, _Peer)
-                asker.peer.give(_Answer(asker.number, found, copy))
+                asker.peer.give(_Answer(asker.number, kept, copy))
 
     def _released(self, peer: _Peer, key: bytes) -> None:
         with self._lock:
@@ -274,17 +272,3 @@ def _checked(tenant: bytes, key: bytes) -> bytes:
     if key[:1] == msg.CONTENT:
         return key
     return msg.NAME + hashlib.sha256(len(tenant).to_bytes(4, "big") + tenant + key[1:]).digest()
-
-
-@contextlib.contextmanager
-def open_server(host: str, folder: str, most_bytes: int, **options: Any) -> Any:
-    """Serve the items in ``folder``, as long as the body runs."""
-    store = ItemStore(folder, most_bytes, time.monotonic)
-    try:
-        server = ItemServer(host, store, **options)
-        try:
-            yield server
-        finally:
-            server.close()
-    finally:
-        store.close()

@@ -85,7 +85,7 @@ class ItemStore:
     def __init__(self, folder: str, most_bytes: int, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
         self._folder, self._most, self._clock, self._idle_s = folder, most_bytes, clock, idle_s
         least, most = _SEGMENT_BYTES
-        self._segment_bytes = min(max(most_bytes // _SEGMENTS, least), most)
+        self._segment_bytes = min(max(most_bytes // _SEGMENTS, least), most, most_bytes)
         self._lock = threading.Lock()
         self._files: OrderedDict[int, int] = OrderedDict()
         self._closed = False
@@ -159,7 +159,7 @@ class ItemStore:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def add(self, data: Buffer, content: bytes, name: bytes | None = None) -> bool:
+    def add(self, data: Buffer, content: bytes, name: bytes | None = None) -> StoredItem | None:
         """Keep an item.
 
         Args:
@@ -168,7 +168,7 @@ class ItemStore:
             name: under which it is to be found, too; one that leads to an item goes on leading to that.
 
         Returns:
-            whether it is there now; there may be no room, or the disk may have failed, which is said once.
+            the item as it is there now; None: there is no room, or the disk has failed, which is said once.
         """
         view = memoryview(data).cast("B")
         checksum = zlib.crc32(view)
@@ -178,16 +178,16 @@ class ItemStore:
                 if item is None:
                     item = self._append(view, checksum)
                     if item is None:
-                        return False
+                        return None
                     base.execute("insert into items values (?, ?, ?, ?, ?)", (content, *item))
                     self._count += 1
                 if name is not None and _found(base, _BY_NAME, name) is None:
                     base.execute("insert or replace into names values (?, ?)", (name, content))
                 self._used[item.segment] = self._clock()
-                return True
+                return item
         except (OSError, sqlite3.Error) as error:
             self._complain("written", error)
-            return False
+            return None
 
     def _append(self, view: memoryview, checksum: int) -> StoredItem | None:
         """Write bytes behind the last ones, in the last segment or a new one; None: there is no room."""

@@ -20,7 +20,6 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.protocol.cache_server_messages import CacheServerHello, CacheServerReport, CacheServerWelcome
-from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address, parse_address
 from millrace.wire.backoff import delays
 from millrace.wire.control.client_session import ClientSession
@@ -141,7 +140,7 @@ class CacheServerProcess:
         pauses, told = delays(), False
         assert self._server is not None
         address = format_address(self._advertised, parse_address(self._server.address)[1])
-        hello = CacheServerHello(self.id, address, platform.node(), os.getpid(), __version__, self._most_bytes)
+        hello = CacheServerHello(self.id, address, platform.node(), os.getpid(), self._most_bytes)
         while not self._over.is_set():
             answered = False
             try:

@@ -53,7 +53,6 @@ class CacheServerHello(Message, frozen=True, tag="CacheServerHello"):
     address: str  # host:port of its data port
     host: str = ""
     pid: int = 0
-    version: str = ""
     most_bytes: int = 0
 
 

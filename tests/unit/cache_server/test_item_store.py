@@ -44,7 +44,7 @@ def read(store: ItemStore, *, content: bytes = b"", name: bytes = b"") -> bytes 
 
 
 def add(store: ItemStore, data: bytes, name: bytes | None = None) -> bool:
-    return store.add(data, content_of(data), name)
+    return store.add(data, content_of(data), name) is not None
 
 
 def test_an_item_is_found_by_its_content_and_by_its_name(open_store):
@@ -124,6 +124,12 @@ def test_a_smaller_bound_holds_from_the_start(open_store):
         add(store, os.urandom(MIB // 4))
     store.close()
     assert open_store(2 * MIB).totals == (8, 2 * MIB)
+
+
+def test_a_store_smaller_than_a_segment_keeps_what_fits(open_store):
+    store = open_store(1000)
+    assert [add(store, os.urandom(400)) for _ in range(3)] == [True, True, False]
+    assert store.totals == (2, 800)
 
 
 def test_an_item_larger_than_the_store_is_not_kept(open_store):
