@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,12 +93,21 @@ class Served:
         with dataset.distribute(self.address, token=TOKEN, **options) as reading:
             return list(reading)
 
+    def wait_for_items(self, count: int, made_by: str) -> None:
+        """A block may be written after its elements were delivered."""
+        deadline = time.monotonic() + 20
+        points = []
+        while sum(point["items"] for point in points if made_by in point["label"]) != count:
+            assert time.monotonic() < deadline, points
+            threading.Event().wait(0.05)
+            points = fetch_status(self.address, TOKEN)["cache"]["points"]
+
 
 @contextlib.contextmanager
 def serving(elsewhere, folder) -> Iterator[Served]:
     (folder / "tokens.toml").touch(mode=0o600)
     options = ["--port", "0", "--workers", "2", "--threads", "1", "--worker-user", str(UID), "--heartbeat", "1"]
-    options += ["--work-dir", str(folder / "work"), "--cache-dir", str(folder / "cache"), "--cache-bytes", str(1 << 28)]
+    options += ["--work-dir", str(folder / "work"), "--cache-dir", str(folder / "cache"), "--cache-bytes", str(1 << 32)]
     words = [*elsewhere, *COMMAND, "dispatcher", *options, "--tokens", str(folder / "tokens.toml")]
     with process(*words) as dispatcher:
         yield Served(folder, dispatcher)
@@ -216,11 +226,15 @@ def test_the_broker_opens_nothing_but_blocks_and_changes_none(served):
 
 
 def test_what_is_kept_is_the_services_and_read_by_all_workers(served):
-    calls = mr.Dataset.range(1000).map(lambda n: (np.full(2000, n), os.getpid())).cache().batch(50)
+    def with_maker(number):
+        return np.full(2000, number), os.getpid()
+
+    calls = mr.Dataset.range(1000).map(with_maker).cache().batch(50)
     made = []
     for name in ("first", "second"):
         batches = [(numbers[:, 0], makers) for numbers, makers in served.read(calls, job_name=name)]
         made.append({int(n): int(pid) for each in batches for n, pid in zip(*each, strict=True)})
+        served.wait_for_items(1000, "with_maker")
     assert made[0].keys() == set(range(1000))
     assert made[0] == made[1]  # once: what the second job reads are blocks
     assert {path.stat().st_uid for path in (served.folder / "cache").rglob("*")} == {0}
