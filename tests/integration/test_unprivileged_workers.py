@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ class Served:
     def wait_for_items(self, count: int, made_by: str) -> None:
         """A block may be written after its elements were delivered."""
         deadline = time.monotonic() + 20
-        points = []
+        points: list[dict[str, Any]] = []
         while sum(point["items"] for point in points if made_by in point["label"]) != count:
             assert time.monotonic() < deadline, points
             threading.Event().wait(0.05)

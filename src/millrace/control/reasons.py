@@ -71,10 +71,7 @@ def why_job(
         return why_waiting(state, observed, job, others, now)
     count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
     if job.tables is None:
-        files = files_listed(observed, job)
-        so_far = f": {files:,} files so far" if files else ""
-        listing = f"job {name} waits for its sources to be listed by worker {job.lister}{so_far}"
-        return listing if job.lister else f"job {name} starts"
+        return f"job {name} {_why_not_listed(observed, job)}"
     if job.newest < 0:
         return f"job {name} is ready and waits for a consumer to begin an epoch"
     if not any(place.lost_at is None for place in job.consumers.values()):
@@ -88,6 +85,15 @@ def why_job(
     absent = missing(job) if job.spec.coordinated else []
     awaited = f"; {_absent(absent)}, and all ranks read every round" if absent else ""
     return f"job {name} runs on {count}{slowed}{share}{awaited}"
+
+
+def _why_not_listed(observed: Observed, job: Job) -> str:
+    files = files_listed(observed, job)
+    so_far = f": {files:,} files so far" if files else ""
+    if job.lister:
+        return f"waits for its sources to be listed by worker {job.lister}{so_far}"
+    awaited = observed.awaited_listings.get(job.name)
+    return f"waits for the listing of job {awaited}, whose sources are the same" if awaited else "starts"
 
 
 def why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from millrace.control.journal.consumer_events import ConsumerJoined
 from millrace.control.journal.event import Event
-from millrace.control.journal.job_events import JobCreated, TableRecorded
+from millrace.control.journal.job_events import JobCreated, ListingAsked, TableRecorded
 from millrace.control.state.state import State
 from millrace.dispatcher.blob_store import BlobStore
 
@@ -27,6 +27,8 @@ def hold_needed(blobs: BlobStore, state: State, events: Iterable[Event]) -> None
         elif isinstance(event, TableRecorded):
             blobs.hold(event.job, event.digest)
             blobs.keep_promise(event.digest)
+        elif isinstance(event, ListingAsked) and event.tables:
+            blobs.hold(event.job, event.tables)  # the job that they are of may end before they are fetched
         elif isinstance(event, ConsumerJoined) and event.job in state.jobs:
             for digest in state.jobs[event.job].spec.blobs:
                 blobs.keep_promise(digest)

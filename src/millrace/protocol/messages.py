@@ -226,8 +226,7 @@ class OpenJob(Message, frozen=True, tag="OpenJob"):
     job: str
     spec: JobSpec
     seed: int
-    tables: str = ""
-    """Digest of the encoded split tables, to be fetched like a bundle; empty until listed."""
+    tables: str = ""  # digest of the encoded split tables, to be fetched like a bundle; empty until listed
     generation: int = 0
     """Tells jobs of one name apart; consumers of another are not served."""
     key: bytes = b""
@@ -236,9 +235,10 @@ class OpenJob(Message, frozen=True, tag="OpenJob"):
 
 
 class ListSources(Message, frozen=True, tag="ListSources"):
-    """Planning task: list the job's sources."""
+    """Planning task: list the job's sources; ``tables``: digest of those of a job that has just listed the same."""
 
     job: str
+    tables: str = ""
 
 
 class ChooseSharding(Message, frozen=True, tag="ChooseSharding"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from millrace.elements.recycled_arrays import Bytes
-from millrace.errors import PipelineError, ProtocolError
+from millrace.errors import MillraceError, PipelineError, ProtocolError
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
 from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from millrace.graph.nodes import Graph
     from millrace.ops.stacking import Allocate
     from millrace.worker.source_cache import SourceCache
+
+_logger = logging.getLogger(__name__)
 
 Fetch = Callable[[str], bytes]
 """Function from a digest to its bytes, from the dispatcher, checked."""
@@ -89,8 +92,11 @@ class JobPipeline:
         """Take in what more the dispatcher says (the tables) of the same job."""
         self.opened = opened  # read by others in one piece; the lock may be held by user code for long
 
-    def list_sources(self) -> Listed:
+    def list_sources(self, shared: str = "") -> Listed:
         """List the sources; once, however often that is asked.
+
+        Args:
+            shared: digest of the tables of a job with the same sources, which are taken if they can be had.
 
         Raises:
             SourceError: if one can't be listed.
@@ -105,12 +111,24 @@ class JobPipeline:
                     graph, _ = self._unpack()
                 self.seen = 0
                 try:
-                    tables = list_sources(graph, self._saw)
+                    tables = self._shared_tables(graph, shared) or list_sources(graph, self._saw)
                 finally:
                     self.seen = None
                 points = find_points(graph, tables, self.opened.seed)
                 self._listed = Listed(digest_of(pack_tables(tables)), tables, prints(graph, tables), points)
             return self._listed
+
+    def _shared_tables(self, graph: Graph, digest: str) -> dict[int, SplitTable]:
+        """Fetch the tables of another job's sources, by the numbers that they have here; none: they are not there."""
+        if not digest:
+            return {}
+        try:
+            tables = unpack_tables(self._fetch(digest))
+        except MillraceError as error:
+            _logger.info("job %s: its sources are listed again: %s", self.name, error)
+            return {}
+        numbers = sorted(number for number, _ in graph.sources())
+        return dict(zip(numbers, (tables[number] for number in sorted(tables)), strict=True))
 
     def _saw(self, files: int) -> None:
         with self._counting:

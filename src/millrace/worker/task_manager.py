@@ -157,7 +157,7 @@ class TaskManager:
             case msg.OpenJob():
                 job.update(message)
             case msg.ListSources():
-                self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job)))
+                self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job, message.tables)))
             case msg.ChooseSharding():
                 self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
 
@@ -220,9 +220,9 @@ class TaskManager:
         if answer is not None:
             self.feed(inp.Say(answer))
 
-    def _list(self, job: JobPipeline) -> msg.FromWorker | None:
+    def _list(self, job: JobPipeline, shared: str) -> msg.FromWorker | None:
         with self._inside(job.name):
-            _, tables, prints, points = job.list_sources()
+            _, tables, prints, points = job.list_sources(shared)
         digest = self._hand_over(job, pack_tables(tables))
         if not digest:
             return None

@@ -2,9 +2,12 @@
 
 import glob
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.service.service_driving import WAIT_S
+from tests.integration.service.service_driving import WAIT_S, job_of
+from tests.integration.service.service_store import web_store
 
 import millrace as mr
 from millrace.client.rerun_check import Reruns
@@ -36,6 +39,28 @@ def test_a_listing_that_fits_into_no_message(service, many_files, listed):
     with dataset.distribute(service.address) as batches:
         read = [number for batch in batches for number in batch.tolist()]
     assert sorted(read) == list(range(FILES))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_jobs_that_begin_together_share_the_listing_of_a_store(service):
+    with web_store() as store, ThreadPoolExecutor(2) as pool:
+        urls = store.urls[:4]
+
+        def read(name):
+            dataset = mr.Dataset.from_files(urls).map(lambda file: file["bytes"][0])
+            with dataset.distribute(service.address, job_name=name) as elements:
+                return sorted(elements.epochs(1))
+
+        store.gate = threading.Event()
+        first = pool.submit(read, "first")
+        service.until(lambda status: "to be listed by" in job_of(status, "first").get("why", ""))
+        second = pool.submit(read, "second")
+        service.until(lambda status: "the listing of job first" in job_of(status, "second").get("why", ""))
+        store.gate.set()
+        assert first.result() == second.result() == [0, 1, 2, 3]
+        assert [*store.looked_at.values()] == [1] * 4
+        assert read("later") == [0, 1, 2, 3]
+        assert [*store.looked_at.values()] == [2] * 4
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

@@ -1,78 +1,26 @@
 """A service with a cache of stored bytes: what jobs read from a store is read once, whatever happens to the cache."""
 
 import contextlib
-import http.server
 import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.service.service_store import BYTES, FILES, Store, web_store
 
 import millrace as mr
 from millrace.errors import PipelineError
 
-FILES, BYTES = 120, 3000
-
-
-class Store:
-    """Web server of files, which counts their reads; what is asked for of a file that is ``held`` waits."""
-
-    def __init__(self) -> None:
-        self.read = Counter[str]()
-        self.files = {f"/{number:03}.bin": bytes([number]) * BYTES for number in range(FILES)}
-        self.versions = dict.fromkeys(self.files, "1")
-        self.lock = threading.Lock()
-        self.address = ""
-
-    @property
-    def urls(self) -> list[str]:
-        return [self.address + name for name in self.files]
-
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    found = Store()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
-        def do_GET(self) -> None:
-            with found.lock:
-                found.read[self.path] += 1
-            self.answer(body=True)
-
-        def answer(self, *, body: bool) -> None:
-            data = found.files[self.path]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("ETag", f'"{found.versions[self.path]}"')
-            self.end_headers()
-            if body:
-                self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 256
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        found.address = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with web_store() as found:
         yield found
-        server.shutdown()
-        thread.join()
 
 
 def job(store: Store, service: mr.LocalService, name: str, **options) -> mr.DistributedDataset:

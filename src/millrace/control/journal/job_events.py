@@ -50,9 +50,10 @@ class StatesLoaded(JobEvent, frozen=True, tag="StatesLoaded"):
 
 
 class ListingAsked(JobEvent, frozen=True, tag="ListingAsked"):
-    """``worker`` lists the job's sources ("": nobody does)."""
+    """``worker`` lists the job's sources ("": nobody does), or takes ``tables``, which another job's listing gave."""
 
     worker: str
+    tables: str = ""
 
     def apply(self, state: State) -> None:
         state.jobs[self.job].lister = self.worker

@@ -454,6 +454,7 @@ def remove_job(tx: Transaction, job: Job, reason: str) -> None:
     summary = job_progress.summary(tx, job, reason)
     tx.emit(JobRemoved(job.name, reason, tx.now, len(missing(job)), summary))
     tx.observed.progress.pop(job.name, None)
+    tx.observed.listings.pop(job.name, None)
     tx.observed.groups.pop(job.name, None)
     tx.observed.waited_for.pop(job.name, None)
     experiments.forget(tx, job)

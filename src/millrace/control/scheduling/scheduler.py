@@ -13,6 +13,7 @@ from millrace.control.membership.resume import make_up
 from millrace.control.membership.workers import release_drained
 from millrace.control.scheduling.allocation import assign_workers, divide, preemptible, revoke_blocked
 from millrace.control.scheduling.backlog import serving, unread_cap
+from millrace.control.scheduling.shared_listings import awaited_listing, begin_listing, touch_waiting
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.epochs import open_next
 from millrace.control.tasks.leases import in_the_way, lease
@@ -23,6 +24,7 @@ from millrace.protocol.messages import ChooseSharding, Failure, ListSources, Sha
 
 def schedule(tx: Transaction) -> None:
     """Bring the jobs that ``tx`` has touched, and the workers that are free, up to date with the state."""
+    touch_waiting(tx)
     for name in sorted(tx.state.index.touched & tx.state.jobs.keys()):
         _adopt_reruns(tx, tx.state.jobs[name])
     for _ in range(1 + len(tx.state.workers)):
@@ -57,7 +59,7 @@ def _serve(tx: Transaction, job: Job, leaving: set[str]) -> None:
         make_up(tx, job)
         _lease_all(tx, job, barred)
 
-    tx.state.index.until_changed(job.name, ("served", barred), serve)
+    tx.state.index.until_changed(job.name, ("served", barred, awaited_listing(tx, job)), serve)
 
 
 def _adopt_reruns(tx: Transaction, job: Job) -> None:
@@ -95,10 +97,11 @@ def _plan(tx: Transaction, job: Job) -> None:
     if not workers:
         return
     if job.tables is None:
-        if not job.lister:
+        if not job.lister and not awaited_listing(tx, job):
             worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
-            tx.emit(ListingAsked(job.name, worker.id))
-            tx.to_worker(worker.id, ListSources(job.name))
+            tables = begin_listing(tx, job)
+            tx.emit(ListingAsked(job.name, worker.id, tables))
+            tx.to_worker(worker.id, ListSources(job.name, tables))
         return
     open_next(tx, job)
     if not job.spec.statically_owned:

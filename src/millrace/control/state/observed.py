@@ -369,6 +369,10 @@ class Observed(msgspec.Struct):
     """By place, when it last got no more room."""
     oversized: dict[str, float] = {}
     """By job whose outputs are too large for all workers that are left, since when."""
+    listings: dict[str, float] = {}
+    """By job whose sources other jobs may have, too, when their listing began, the first one first."""
+    awaited_listings: dict[str, str] = {}
+    """By job that waits for the listing of another one's sources, as its own are the same, the other one."""
     listing: set[tuple[str, str]] | None = None
     """While the store is being listed, places and names of blocks that were published since that was asked for."""
     measuring: str = ""
