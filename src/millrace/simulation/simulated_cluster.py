@@ -57,7 +57,7 @@ DEADLY = 0.08
 LARGE = 0.1
 """Share of the jobs that have a task whose output is too large for some workers."""
 LIMIT_S = 400.0
-"""Seconds after the last fault in which everybody must have got what is theirs."""
+"""Seconds after the last fault, and after anybody stood still, in which everybody must have got what is theirs."""
 TRACE = 60
 """Happenings that a violation is reported with."""
 MODES: tuple[dict[str, Any], ...] = (
@@ -123,7 +123,7 @@ class SimulatedCluster:
         self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
         self._before: list[SimulatedPipeline] = []
-        self.stirred_at = 0.0
+        self.stirred_at = self._stood_until = 0.0
         self._local = rng.random() < 0.3
         chance = random.Random(f"cluster {seed}")
         self.pool = SimulatedPool(self, chance) if chance.random() < SCALED else None
@@ -396,6 +396,10 @@ class SimulatedCluster:
         """Something new has happened, from which everybody needs time to recover."""
         self.stirred_at = self.network.now
 
+    def stands_still(self, seconds: float) -> None:
+        """Note that somebody does nothing for so long: it needs its time from then on."""
+        self._stood_until = max(self._stood_until, self.network.now + seconds)
+
     def needs(self, ref: msg.TaskRef) -> int:
         """Return the bytes of buffer that the outputs of a task need."""
         task, needs = self._large.get(ref.job, (-1, 0))
@@ -424,7 +428,7 @@ class SimulatedCluster:
         network = self.network
         while not self.over:
             network.step()
-            if network.now > self.stirred_at + LIMIT_S:
+            if network.now > max(self.stirred_at, self._stood_until) + LIMIT_S:
                 raise Violation(f"nothing gets on: {self._waiting()}")
         self.check_replay()
 

@@ -327,6 +327,7 @@ class SimulatedConsumer(Process):
             return
         self._stall -= 1
         if self._stall == 0:
+            self._cluster.stands_still(STALL_S)
             self.after(STALL_S, self._stalled)
             return
         self.after(self._slow * self.network.rng.uniform(0.5, 1.5) * len(outputs), self._next)

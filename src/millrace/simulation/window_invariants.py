@@ -122,7 +122,8 @@ class WindowInvariants(MemberInvariants):
             return
         group = job.name, job.generation
         begun = self._begun.get((group, skipped.epoch))
-        news = skipped.epoch == member.inbox.number and skipped.upto > member.inbox.holds(skipped.task)[0]
+        upto, complete = member.inbox.holds(skipped.task)
+        news = skipped.epoch == member.inbox.number and skipped.upto > upto and not complete
         if news and begun is not None and self._changed[group] < begun:
             raise Violation(f"{member.name} reads alone, and is to skip outputs: {skipped}")
 

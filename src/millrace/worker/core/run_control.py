@@ -257,7 +257,7 @@ class RunControl:
     def _conclude(self, lane: Lane, run: TaskRun, outcome: Any, now: float) -> None:
         """Say what came of a run."""
         lease, halted = run.lease, lane.halted
-        keep = halted is None and isinstance(outcome, inp.RunFinished) and lease.received >= 0
+        keep = halted is None and isinstance(outcome, inp.RunFinished) and self._keeps(lane, lease)
         lane.over(now, keep=keep)
         if halted is not None or isinstance(outcome, inp.Stopped):
             if halted is not Stop.FORGET:
@@ -271,6 +271,11 @@ class RunControl:
             self.actions.append(act.EndLane(lane.number))
         self.touch(lane)
 
+    @staticmethod
+    def _keeps(lane: Lane, lease: msg.LeaseTask) -> bool:
+        """Whether what a run puts out is kept, or at least how much it was, for readers that may ask for it."""
+        return lease.received >= 0 or lane.buffer.keeps_ends
+
     def _said_of(self, lane: Lane, run: TaskRun, outcome: Any, now: float) -> msg.FromWorker:
         lease, ref = run.lease, run.lease.ref
         match outcome:
@@ -279,7 +284,7 @@ class RunControl:
             case inp.RunFailed(failure=failure):
                 return msg.TaskFailed(ref, lease.lease, failure)
         assert isinstance(outcome, inp.RunFinished)
-        if lease.received >= 0:
+        if self._keeps(lane, lease):
             nothing, left_out = outcome.nothing, outcome.left_out
             kept = lane.buffer.finish(
                 run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=nothing, left_out=left_out

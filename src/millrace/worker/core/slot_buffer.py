@@ -158,6 +158,11 @@ class SlotBuffer:
         task.nothing, task.left_out = nothing, left_out
         return True
 
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether a reader that comes later may ask for a task that nobody lacked as it ran."""
+        return False
+
     def waits(self, key: TaskKey, lease: int) -> bool:
         """Whether outputs of this lease are kept that a reader has not acknowledged."""
         return self.has(key, lease) and bool(self.tasks[key].messages)

@@ -151,6 +151,11 @@ class WindowBuffer(SlotBuffer):
         """Whether nobody is there."""
         return not self.outboxes
 
+    @property
+    def keeps_ends(self) -> bool:
+        """Keep the end of each task, until it is forgotten: whoever comes later is told what it missed."""
+        return True
+
     def waits(self, key: TaskKey, lease: int) -> bool:
         """Whether outputs of this lease are kept that the furthest reader has not acknowledged."""
         return self.has(key, lease) and any(number >= self._mark for number in self._numbers[key])

@@ -117,6 +117,19 @@ def test_who_asks_for_what_is_gone_is_told_so_and_nobody_runs_it_again(driver):
     assert driver.told() == []
 
 
+def test_who_comes_late_is_told_of_a_task_that_ran_for_what_it_leaves_over_alone(driver):
+    """All who were there had it of a run before: it puts nothing out, and the late one would wait for ever."""
+    driver.connect("fast", 0)
+    lane = driver.lease(0, 2, received=-1)
+    driver.begin(lane)
+    driver.finish(lane, 3, [])
+    driver.heard(Audience("a", {0: 0, 1: 0, 2: 0}))
+    driver.connect("late", 2)
+    driver.actions.clear()
+    driver.say("late", Read(0, 0, 2))
+    assert heard(driver, "late") == [("skip", 3), 3]
+
+
 def test_a_task_of_which_nothing_is_kept_is_held_until_it_is_revoked_or_forgotten(driver):
     lane = begin(driver, 1000, 1000)
     for index in range(2):
