@@ -89,9 +89,14 @@ def _record(task: Any) -> TaskRecord:
         task.poison,
         task.alone,
     )
-    if task.readers.keys() == {task.slot}:
+    if _alone(task):
         return TaskRecord(*fields)
     return SharedTaskRecord(*fields, readers=task.readers)
+
+
+def _alone(task: TaskState) -> bool:
+    """Whether the one reader with the number of the slot is a task's whole audience."""
+    return task.readers.keys() == {task.slot}
 
 
 def _task(_kind: type, fields: Any) -> TaskState:
@@ -158,8 +163,9 @@ def load(state: State, data: bytes) -> None:
                 task = epoch.live[failed]
                 task.phase = Failed(task.lease)
             for number in epoch.starts.keys() & epoch.live.keys():
-                for progress in epoch.live[number].readers.values():
-                    progress.start = progress.start or epoch.starts[number]
+                task = epoch.live[number]
+                if _alone(task):  # else it is in the record: who came later and skips the task has read nothing of it
+                    task.readers[task.slot].start = epoch.starts[number]
 
 
 def fill_in(job: Job, read: Callable[[str], bytes]) -> None:

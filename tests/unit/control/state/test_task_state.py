@@ -60,6 +60,18 @@ def test_a_snapshot_holds_a_task_as_snapshots_of_before_did(task, record):
     assert dump(state) == dump(service.state)
 
 
+def test_a_snapshot_holds_where_each_reader_of_a_task_begins():
+    """All had a task, which is to run again for its leftovers, as a member of their group came, who skips it."""
+    service, *_ = running()
+    epoch = service.state.jobs["a"].epochs[0]
+    one, who_skips = ReaderProgress(1, 1, complete=True), ReaderProgress(0, 0, complete=True)
+    alone, shared = TaskState(0, {0: ReaderProgress(2, 3)}), TaskState(0, {0: one, 1: one, 2: who_skips}, Waiting(9))
+    epoch.live, epoch.starts = {0: alone, 1: shared}, {0: 2, 1: 1}
+    state = State()
+    load(state, dump(service.state))
+    assert state.jobs["a"].epochs[0].live == {0: alone, 1: shared}
+
+
 @pytest.mark.parametrize("event", [TaskBroke, TaskLeased])
 def test_an_event_that_a_task_is_not_ready_for_is_a_bug(event):
     service, number, task = running()
