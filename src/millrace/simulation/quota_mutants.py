@@ -11,6 +11,14 @@ QUOTA_MUTANTS = MutantList()
 
 QUOTA_MUTANTS.add("bytes-beyond-quota", "A tenant keeps what there is room for.", byte_quotas, "own_room", always(None))
 QUOTA_MUTANTS.add("jobs-beyond-quota", "A tenant begins jobs as it likes.", job_quotas, "check_room", always(None))
+_check_room = job_quotas.check_room
+QUOTA_MUTANTS.add(
+    "in-its-own-way",
+    "A job counts against its tenant's quota as it is begun anew itself.",
+    job_quotas,
+    "check_room",
+    lambda tx, tenant, _job: _check_room(tx, tenant, ("", "")),
+)
 
 
 @QUOTA_MUTANTS.replaces(

@@ -57,7 +57,8 @@ DEADLY = 0.08
 LARGE = 0.1
 """Share of the jobs that have a task whose output is too large for some workers."""
 LIMIT_S = 400.0
-"""Seconds after the last fault, and after anybody stood still, in which everybody must have got what is theirs."""
+"""Seconds in which everybody must have got what is theirs: after the last fault, after anybody stood still, and after
+the last job was let in that had to wait until its tenant had fewer, as these follow one another."""
 TRACE = 60
 """Happenings that a violation is reported with."""
 MODES: tuple[dict[str, Any], ...] = (
@@ -123,7 +124,7 @@ class SimulatedCluster:
         self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
         self._before: list[SimulatedPipeline] = []
-        self.stirred_at = self._stood_until = 0.0
+        self.stirred_at = self._slow_until = 0.0
         self._local = rng.random() < 0.3
         chance = random.Random(f"cluster {seed}")
         self.pool = SimulatedPool(self, chance) if chance.random() < SCALED else None
@@ -398,7 +399,11 @@ class SimulatedCluster:
 
     def stands_still(self, seconds: float) -> None:
         """Note that somebody does nothing for so long: it needs its time from then on."""
-        self._stood_until = max(self._stood_until, self.network.now + seconds)
+        self._slow_until = max(self._slow_until, self.network.now + seconds)
+
+    def let_in_late(self) -> None:
+        """Note that somebody was let in whom a quota of jobs had kept out until another job was over."""
+        self._slow_until = max(self._slow_until, self.network.now)
 
     def needs(self, ref: msg.TaskRef) -> int:
         """Return the bytes of buffer that the outputs of a task need."""
@@ -428,7 +433,7 @@ class SimulatedCluster:
         network = self.network
         while not self.over:
             network.step()
-            if network.now > max(self.stirred_at, self._stood_until) + LIMIT_S:
+            if network.now > max(self.stirred_at, self._slow_until) + LIMIT_S:
                 raise Violation(f"nothing gets on: {self._waiting()}")
         self.check_replay()
 

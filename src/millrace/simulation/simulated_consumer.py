@@ -89,6 +89,7 @@ class SimulatedConsumer(Process):
         self._readers: dict[str, Iterator[float]] = {}
         self._connections: dict[str, Connection] = {}
         self._attempt = 0
+        self._kept_out = False  # its tenant had as many jobs as it may have
         self.after(0.0, self._join)
 
     def _new_core(self) -> ConsumerCore:
@@ -194,6 +195,8 @@ class SimulatedConsumer(Process):
             self._cluster.older_journal.let_in(self)
             self._handle(message)
             if first:
+                if self._kept_out:
+                    self._cluster.let_in_late()
                 self.after(message.heartbeat_s, self._beat)
                 self._begin(message.epoch + 1)
         elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind in OF_THE_DATA):
@@ -209,6 +212,7 @@ class SimulatedConsumer(Process):
             # again. Ranks of one job come all again.
             if "--quota-jobs" in str(message):
                 self._cluster.fired["job beyond a quota"] += 1
+                self._kept_out = True
             if "start all of them again" in str(message):
                 self._cluster.run_again(self.spec.name)
             self._attempt += 1

@@ -19,6 +19,7 @@ from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
 from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.share_invariants import SharesTold
+from millrace.simulation.state_invariants import check_refusals
 from millrace.simulation.virtual_network import Connection, Process, Violation
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class SimulatedDispatcher(Process):
         self._decided.append(Decided(tx.events, actions, [self._session_of(each) for each in actions], self._count))
         self._invariants.decided(self, item, tx.events)
         self._shares.decided(self.state, actions)
+        check_refusals(self, item, actions)
         if tx.actions or isinstance(item, inp.Tick):
             self._wake()
 

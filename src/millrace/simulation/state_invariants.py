@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from millrace.control import inputs as inp
+from millrace.control.actions import Action, SendToClient
 from millrace.control.journal.snapshot import Snapshot, plain
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
@@ -54,6 +57,25 @@ def check_jobs(state: State, name: str) -> None:
     has = sum(len({place.member for place in job.consumers.values()}) if job.spec.sharing else 1 for job in jobs)
     if has > quota:
         raise Violation(f"job {name} has come: tenant {came.spec.tenant} has {has} jobs and may have {quota}")
+
+
+def check_refusals(dispatcher: SimulatedDispatcher, item: inp.Input, actions: Iterable[Action]) -> None:
+    """Check that whoever is refused because of a quota of jobs asked for one more than its tenant may have."""
+    said = [each.message for each in actions if isinstance(each, SendToClient)]
+    refused = any(isinstance(each, msg.JobFailed) and "--quota-jobs" in each.failure.message for each in said)
+    if refused and isinstance(item, inp.JoinRequested):
+        spec, state = item.message.spec, dispatcher.state
+        there = {
+            name
+            for (_, name), waiting in dispatcher.observed.gathering.items()
+            if all(rank.message.spec.tenant == spec.tenant for rank in waiting.ranks.values())
+        }
+        for job in state.jobs.values():
+            if job.spec.tenant == spec.tenant and job.failure is None:
+                there |= {place.member for place in job.consumers.values()} if job.spec.sharing else {job.name}
+        others, quota = sorted(there - {spec.name}), state.settings.job_quotas[spec.tenant]
+        if len(others) < quota:
+            raise Violation(f"{spec.name} was refused, and tenant {spec.tenant} has {others} of {quota} jobs besides")
 
 
 def check_bounds(state: State, dispatcher: SimulatedDispatcher) -> None:
