@@ -4,6 +4,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_late_ranks import job_status, leave
 
+from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal.snapshot import plain
 from millrace.control.state.state import UNREAD, UnreadShare
@@ -351,3 +352,24 @@ def test_what_one_had_received_and_not_handed_out_when_it_closed_is_counted_and_
     share = job_status(service)["unread"][0]
     assert (share["consumer"], share["tasks"], share["elements"]) == (1, 0, 24)
     assert any("closed before" in note for note in job_status(service)["notes"])
+
+
+def test_who_is_given_up_is_named_to_a_worker_that_goes_on_for_leftovers():
+    """It may read on, as it does not know yet, and is not to be told of an end whose outputs it never had."""
+    service, one, two = two_readers(FakePlan(2, fan_in=2), sharding="static", deterministic=True)
+    before = service.workers["w"]
+    for lease in list(before.leases):
+        service.finish(before, lease)
+    assert service.state.jobs["a"].epochs[0].live[2].lease, "the tail has begun with what these left over"
+    service.read(two, 1)
+    after = service.add_worker("v")
+    service.kill("w")
+    [again] = [each for each in after.leases.values() if each.ref.task == 0]
+    assert again.received == 0
+    service.say(inp.ClientSessionLost(one.client))
+    said = []
+    while 0 in service.state.jobs["a"].consumers:
+        service.tick(5.0)
+        said += [each.message for each in service.last if isinstance(each, act.SendToWorker)]
+        service.say(inp.ConsumerSaid(two.client, msg.ConsumerReport(0)))
+    assert [each for each in said if isinstance(each, msg.OutputsReceived)] == [msg.OutputsReceived([again.ref], [0])]

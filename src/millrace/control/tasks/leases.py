@@ -200,13 +200,17 @@ def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: s
         on_worker_lost(tx, job, epoch, task, reason)
 
 
-def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
-    """Have a worker's buffer not wait for those who lack nothing of a task; it may be kept for what it leaves over."""
+def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int, *, unread: bool = False) -> None:
+    """Have a worker's buffer not wait for those who lack nothing of a task; it may be kept for what it leaves over.
+
+    Who will not read it to its end, be it that all do not as it is ``unread``, is named: who was given up may not know
+    of it, and is not to be sent the mark of an end that it has not come to.
+    """
     live = job.epochs[epoch].live.get(task)
     if live is None or not live.worker:
         return
     complete = [reader for reader, progress in live.readers.items() if progress.complete]
-    if live.complete and not job.windowed:
+    if live.complete and not job.windowed and not unread and any(job.reads(reader, epoch) for reader in complete):
         complete = []  # of all
     if live.complete or complete:
         tx.to_worker(live.worker, msg.OutputsReceived([msg.TaskRef(job.name, epoch, task)], complete))
@@ -235,7 +239,7 @@ def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     if owed or _tail_began(tx.state, job, epoch, task):
         tx.emit(TaskSpared(job.name, epoch, task))
         settle(tx, job, epoch, task)
-        discard_outputs(tx, job, epoch, task)
+        discard_outputs(tx, job, epoch, task, unread=True)
         return
     tell_void(tx, job, epoch, task, job.epochs[epoch].live[task])
     _over(tx, job, epoch, task, dropped=True)
