@@ -1,7 +1,9 @@
 """Detaching: a member of a group that holds up the others is one no more, and goes on alone from its state.
 
 A member holds up others at a moment if one of them has nothing in hand, while it has something, or is gone, and lacks
-outputs that the other has got. So nobody is blamed where workers are slow: then all have nothing in hand.
+outputs that the other has got. So nobody is blamed where workers are slow: then all have nothing in hand. Or it is more
+than one epoch behind the other: of that one's epoch nothing is computed before it comes to the one in front, which may
+have given nothing to read.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def _holding(observed: Observed, job: Job) -> list[int]:
     return [
         member
         for member, nothing in idle.items()
-        if not nothing and any(_lacks(job, member, each) for each in waiting if each not in job.mates(member))
+        if not nothing and any(_holds_up(job, member, each) for each in waiting if each not in job.mates(member))
     ]
 
 
@@ -82,6 +84,12 @@ def _has_nothing(observed: Observed, place: Consumer) -> bool:
     if place.lost_at is not None or report is None or report.epoch != place.epoch:
         return False
     return report.waits
+
+
+def _holds_up(job: Job, member: int, other: int) -> bool:
+    """Whether another one that waits may wait for a member that has something."""
+    behind = job.consumers[other].epoch - job.consumers[member].epoch
+    return (behind > 1 and not job.skipping) or _lacks(job, member, other)
 
 
 def _lacks(job: Job, member: int, other: int) -> bool:

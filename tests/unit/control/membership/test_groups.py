@@ -237,6 +237,35 @@ def test_nobody_is_detached_who_has_all_that_the_others_have(service):
     assert len(group(service).consumers) == 2
 
 
+def test_who_has_all_of_an_epoch_that_the_others_are_two_ahead_of_is_detached():
+    """The one between gave nothing, as its workers were lost, and nothing is computed behind it yet."""
+    service = Service(FakePlan(2))
+    service.add_worker("w")
+    one, other = (join(service, client, name, visitation="at_most_once") for client, name in (("c0", "a"), ("c1", "b")))
+    service.run()
+    assert one.done
+    assert other.done
+    service.begin(one)
+    service.kill("w")
+    service.add_worker("v")
+    service.plan_tasks(service.workers["v"])
+    assert one.done
+    assert one.complete == []
+    service.begin(one)
+    assert one.epoch.epoch == 2
+    assert service.readable(one) == []
+    for _ in range(17):
+        assert len(group(service).consumers) == 2
+        service.now += 2.0
+        service.say(inp.ConsumerSaid(one.client, msg.ConsumerReport(2, waits=True)))
+        service.say(inp.ConsumerSaid(other.client, msg.ConsumerReport(0)))
+        service.tick()
+    assert list(group(service).consumers) == [0]
+    assert other.failure.kind == "DetachedError"
+    service.run()
+    assert sorted(one.complete) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
