@@ -20,7 +20,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.tasks.slots import behind, gone, readers_of, round_robin
-from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
+from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, first_missing, owes, place_of
 from millrace.control.tasks.window_tasks import beyond_room, drop_leftovers, tell_gone, tell_skips
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol import messages as msg
@@ -254,7 +254,12 @@ def leave_behind(tx: Transaction, job: Job) -> None:
             tell_void(tx, job, number, task, epoch.live[task])
             _over(tx, job, number, task, dropped=True)
         if not epoch.settled:
+            slots = range(job.stride) if job.spec.deterministic else ()
+            awaited = [(slot, first_missing(job, epoch, slot)) for slot in slots]
             tx.emit(EpochSettled(job.name, number))
+            for slot, first in awaited:
+                if first is not None:
+                    tell_read(tx, job, number, slot, first)  # what is behind it is next, as it will not come
         elif not unfinished:
             continue
         for reader in job.consumers:

@@ -417,3 +417,23 @@ def test_what_others_left_unread_holds_nobody_up(service):
     assert third.epoch.epoch == 2
     assert third.done
     assert sorted(third.complete) == list(range(COUNT))
+
+
+def test_in_a_fixed_order_what_waited_for_a_task_that_will_not_come_is_read_once_the_furthest_goes_on():
+    service = Service(FakePlan(8))
+    one, other = (service.add_worker(name) for name in "wv")
+    fixed = {"deterministic": True, "sharding": "static"}
+    fast, slow = join(service, "c0", "fast", **fixed), join(service, "c1", "slow", **fixed)
+    for each in (one, other):
+        service.plan_tasks(each)
+    first = next(each for each in (one, other) if any(lease.ref.task == 0 for lease in each.leases.values()))
+    while first.leases:
+        service.finish(first, min(first.leases))
+    assert group(service).epochs[0].shares[1] == [0, 1, 2, 3, 4, 6]
+    assert sorted(slow.reads) == [0, 1, 2, 3, 4], "the other worker has still to get task 5"
+    service.begin(fast, 1)
+    assert slow.gone == {1: -1, 3: -1}
+    assert slow.ends == [0, 2, 4, 6]
+    read_all(service, slow)
+    assert slow.done
+    assert slow.complete == [0, 2, 4, 6]
