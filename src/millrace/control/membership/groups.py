@@ -28,7 +28,7 @@ from millrace.control.membership.admission import (
 from millrace.control.membership.jobs import consumer_gone, create, refuse, remove_job, tell_audience
 from millrace.control.state.state import Epoch, Job
 from millrace.control.tasks import group_progress
-from millrace.control.tasks.epochs import send_epoch
+from millrace.control.tasks.epochs import close_epochs, send_epoch
 from millrace.control.tasks.leases import discard_outputs, revoke, stays_over
 from millrace.graph import serialize
 from millrace.protocol import messages as msg
@@ -119,6 +119,9 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
             )
         )
         group_progress.joined(tx, job, number)
+    close_epochs(
+        tx, job
+    )  # what lay in windows for members of which the last has left may be before where this one begins
     skipped = [(each, task) for each in job.epochs for task in job.epochs[each].skips.get(readers[0][0], ())]
     for epoch, task in gone:
         if (epoch, task) not in skipped:

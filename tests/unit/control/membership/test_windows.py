@@ -208,6 +208,20 @@ def test_windows_stay_for_a_while_once_the_last_member_has_left(service):
     assert not service.workers["w"].finished
 
 
+def test_what_lay_in_windows_is_dropped_once_somebody_comes_who_begins_behind_it(service):
+    fast, slow = join(service, "c0", "fast"), join(service, "c1", "slow")
+    for _ in range(3):
+        read_all(service, fast)
+        service.begin(fast)
+    for peer in (fast, slow):
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    assert sorted(group(service).epochs) == [0, 1, 2, 3], "somebody may come for the last of them"
+    assert {epoch for _, epoch, _ in service.workers["w"].finished} >= {0, 1}
+    join(service, "c2", "next", begin=False)
+    assert sorted(group(service).epochs) == [2, 3], "a member that has not begun is at the epoch before its first one"
+    assert not {epoch for _, epoch, _ in service.workers["w"].finished} & {0, 1}
+
+
 def test_who_comes_for_the_last_outputs_alone_begins_with_the_next_epoch_unless_that_makes_up_for_the_rest(service):
     first = join(service, "c0", "first")
     read_all(service, first)
