@@ -31,6 +31,7 @@ def test_nothing_is_violated_in_a_long_and_eventful_schedule():
 VIOLATED = [283, 504, 513, 558, 598, 624, 695, 705, 1159, 1214, 1602, 2230, 2332, 2703, 2715, 2853, 4464, 5688, 5749]
 VIOLATED += [6289, 7492, 7647, 7755, 9304, 102, 899, 1374, 281, 387, 626, 1071, 101504, 487, 607, 746]
 VIOLATED += [3023257, 3018920, 3000793, 3021264, 3028188]
+VIOLATED += [3003136, 3003212, 3011657, 3017925, 3032290, 3005070, 3033026]
 """Seeds that once showed something wrong, in the core or in what looks at it."""
 
 
