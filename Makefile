@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help map setup test lint unit integration demo resume chaos fuzz ray bench format constraints clean
+.PHONY: help map setup test compiled lint unit integration demo resume chaos fuzz ray bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -17,12 +17,16 @@ TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'no
 ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: export MILLRACE_PASSED_TESTS := build/passed-tests.txt
-test: lint ## all checks and all tests, and whether these show what docs/coverage.md claims
+test: compiled lint ## all checks and all tests, and whether these show what docs/coverage.md claims
 	@mkdir -p build && rm -f $(MILLRACE_PASSED_TESTS)
 	@$(TOGETHER)
 	@$(ALONE)
 	@$(BIN)/python -m tests.evidence $(MILLRACE_PASSED_TESTS)
 	@echo "all checks and all tests passed"
+
+# Tests start thousands of processes, which would each compile what they import where Python may not write bytecode.
+compiled: .venv/dev.stamp
+	@$(BIN)/python -m compileall -q src tests chaos benchmarks
 
 lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/ruff check
@@ -30,10 +34,10 @@ lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-unit: .venv/dev.stamp ## tests that neither sleep nor open sockets nor start processes
+unit: compiled ## tests that neither sleep nor open sockets nor start processes
 	@$(TOGETHER) tests/unit
 
-integration: .venv/dev.stamp ## tests with real processes, sockets and servers
+integration: compiled ## tests with real processes, sockets and servers
 	@$(TOGETHER) tests/integration
 	@$(ALONE)
 

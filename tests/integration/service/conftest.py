@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chaos.proxy import Proxy
+from tests.integration.service.fork_server import ForkServer
 from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_data import Data, write_data
 from tests.integration.service.service_driving import Link, Service
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sorted_items = [items[place] for place in sorted(sizes, key=lambda place: (sizes[place], place))]
     for place, item in zip(sizes, sorted_items, strict=True):
         items[place] = item
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server(_own_temporary_directory: None) -> Iterator[None]:
+    with ForkServer() as Service.fork_server:
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from typing import Any, Self
 from chaos.child_processes import ends_within
 from chaos.proxy import Proxy
 from tests.integration.own_host import OWN_HOST
+from tests.integration.service.fork_server import ForkServer
 
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
@@ -29,13 +30,15 @@ WAIT_S = 20.0
 HEARTBEAT_S = 0.5
 """A tenth of what users have, so that the dead are given up and lanes are reported soon."""
 
-PAUSE_S = 0.02
-"""Between two questions: without it half of the processor time went into asking."""
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.3
+"""Between two questions, the first two and later ones: an answer takes some hundredths of a second on two cores."""
 
 
 class Service:
     """A dispatcher, with a journal if it has a ``work_dir``, and a cache if it has a ``cache_dir``, and its workers."""
 
+    fork_server: ForkServer
+    """Starts processes, unless they have variables of their own."""
     environment: Mapping[str, str] = {}
     """Variables of processes that are started from now on."""
 
@@ -65,21 +68,24 @@ class Service:
         arguments += [*self._cache, "--local-workers", self._local, *self._options]
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
-        process = spawn(arguments, worker=False, stdout=subprocess.PIPE, extra=self.environment)
+        process = self._spawn(arguments, worker=False)
         assert process.stdout is not None
         with process.stdout as said:
             self.address = json.loads(said.readline())["address"]
         return process
 
+    def _spawn(self, arguments: Sequence[str], *, worker: bool) -> subprocess.Popen[bytes]:
+        if not self.environment:
+            return self.fork_server.start(arguments, stdout=not worker)
+        stdout = None if worker else subprocess.PIPE
+        return spawn(arguments, worker=worker, stdout=stdout, extra=self.environment)
+
     def add(self, count: int = 1, *arguments: str) -> list[str]:
         """Starts workers, and returns their names once all have registered."""
         names = [f"w{len(self.workers) + number}" for number in range(count)]
         for name in names:
-            self.workers[name] = spawn(
-                ["worker", "--dispatcher", self.address, "--threads", "1", "--name", name, *arguments],
-                worker=True,
-                extra=self.environment,
-            )
+            worker = ["worker", "--dispatcher", self.address, "--threads", "1", "--name", name, *arguments]
+            self.workers[name] = self._spawn(worker, worker=True)
         self.until(lambda status: set(names) <= {worker["id"] for worker in status["workers"]})
         return names
 
@@ -116,14 +122,15 @@ class Service:
 
     def until(self, condition: Callable[[dict[str, Any]], Any], wait_s: float = WAIT_S) -> Any:
         """Asks for the status until ``condition`` is true of it, and returns what that gave."""
-        deadline = time.monotonic() + wait_s
+        deadline, pause_s = time.monotonic() + wait_s, PAUSE_S
         while True:
             status = self.status()
             found = condition(status)
             if found:
                 return found
             assert time.monotonic() < deadline, f"it did not come to that: {json.dumps(status, indent=1)}"
-            threading.Event().wait(PAUSE_S)
+            threading.Event().wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def close(self) -> None:
         for process in [*self.workers.values(), self.dispatcher]:

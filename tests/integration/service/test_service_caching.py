@@ -11,6 +11,7 @@ import pytest
 from tests.integration.service.service_data import COUNT as RECORDS
 from tests.integration.service.service_data import number_of
 from tests.integration.service.service_driving import Service, as_set
+from tests.pairwise import alternately
 
 import millrace as mr
 
@@ -86,8 +87,7 @@ def whole(made):
 
 
 @pytest.mark.filterwarnings("ignore:below the cache:millrace.MillraceWarning")
-@pytest.mark.parametrize("made", PIPELINES)
-@pytest.mark.parametrize("how", ["cache", "compute"])
+@pytest.mark.parametrize(("made", "how"), alternately(PIPELINES, ["cache", "compute"]))
 def test_three_epochs_are_those_of_the_process_and_their_cache_is_filled_once(caching, data, calls, made, how, request):
     dataset = made(HOW[how], calls, data).with_options(seed=SEED)
     with dataset.distribute(caching.address, job_name=request.node.name) as distributed:

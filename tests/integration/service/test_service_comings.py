@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 from tests.integration.service.service_driving import Reading, consume, job_of, together, wait_for_end
+from tests.pairwise import alternately
 
 import millrace as mr
 from millrace import ShardingPolicy, Visitation
@@ -21,8 +22,9 @@ def reverse(tasks, workers):
 SHARDINGS = [ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC, reverse]
 
 
-def name_of(sharding):
-    return getattr(sharding, "name", None) or "custom"
+def name_of(value):
+    """In the test's name; None: as it is."""
+    return getattr(value, "name", None) or ("custom" if callable(value) else None)
 
 
 def pipeline(gate, stops):
@@ -54,8 +56,7 @@ EARLY_AND_LATE = frozenset({10, 390})
 
 
 @pytest.mark.parametrize("own_service", [2], indirect=True)
-@pytest.mark.parametrize("sharding", SHARDINGS, ids=name_of)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("sharding", "count"), alternately(SHARDINGS, [1, 3]), ids=name_of)
 def test_workers_that_join_and_leave(own_service, gate, keeper, sharding, count):
     with Reading(readers(pipeline(gate, EARLY_AND_LATE), own_service, count, sharding=sharding), 2) as reading:
         first = own_service.named(keeper.wait())
@@ -79,8 +80,7 @@ def holder_of_leftovers(service, but):
 
 
 @pytest.mark.parametrize("own_service", [2], indirect=True)
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("how", ["leave", "kill"])
+@pytest.mark.parametrize(("how", "count"), alternately(["leave", "kill"], [1, 3]))
 def test_the_worker_that_keeps_leftovers_for_a_tail(own_service, gate, keeper, count, how):
     with Reading(readers(pipeline(gate, {390}), own_service, count)) as reading:
         last = own_service.named(keeper.wait())
@@ -94,9 +94,10 @@ def test_the_worker_that_keeps_leftovers_for_a_tail(own_service, gate, keeper, c
 
 @pytest.mark.parametrize("own_service", [3], indirect=True)
 @pytest.mark.parametrize(
-    ("sharding", "deterministic"), [(ShardingPolicy.DYNAMIC, True), *((sharding, False) for sharding in SHARDINGS)]
+    ("sharding", "deterministic", "count"),
+    [(ShardingPolicy.DYNAMIC, True, 3), *alternately(SHARDINGS, [False], [1, 3])],
+    ids=name_of,
 )
-@pytest.mark.parametrize("count", [1, 3])
 def test_workers_that_are_killed(own_service, gate, keeper, sharding, count, deterministic):
     dataset = pipeline(gate, EARLY_AND_LATE)
     options = {"sharding": sharding, "deterministic": deterministic}

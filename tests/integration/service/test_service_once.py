@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from tests.integration.service.service_data import COUNT, PER_FILE, number_of
 from tests.integration.service.service_driving import WAIT_S, consume, together
+from tests.pairwise import pairwise
 
 import millrace as mr
 from millrace import ShardingPolicy, Visitation
@@ -24,8 +25,9 @@ SHARDINGS = [ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC, last_worker_has_most
 WORKERS = [1, 2, 5]
 
 
-def name_of(sharding):
-    return getattr(sharding, "name", None) or "custom"
+def name_of(value):
+    """In the test's name; None: as it is."""
+    return getattr(value, "name", None) or ("custom" if callable(value) else None)
 
 
 def consumers(dataset, service, count, **options):
@@ -38,10 +40,12 @@ def consumers(dataset, service, count, **options):
     ]
 
 
-@pytest.mark.parametrize("service", WORKERS, indirect=True)
-@pytest.mark.parametrize("sharding", SHARDINGS, ids=name_of)
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("than_workers", ["fewer", "as many", "more"])
+@pytest.mark.parametrize(
+    ("than_workers", "count", "sharding", "service"),
+    pairwise(["fewer", "as many", "more"], [1, 3], SHARDINGS, WORKERS),
+    ids=name_of,
+    indirect=["service"],
+)
 def test_each_element_of_files_of_records_once_an_epoch(service, data, sharding, count, than_workers, request):
     files = {"fewer": 1, "as many": len(service.workers), "more": 7}[than_workers]
     dataset = mr.Dataset.from_tfrecords(data.paths("tfrecord", files)).map(number_of)
@@ -50,9 +54,9 @@ def test_each_element_of_files_of_records_once_an_epoch(service, data, sharding,
         assert Counter(epoch) == Counter(range(files * PER_FILE))
 
 
-@pytest.mark.parametrize("service", WORKERS, indirect=True)
-@pytest.mark.parametrize("sharding", SHARDINGS, ids=name_of)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "sharding", "service"), pairwise([1, 3], SHARDINGS, WORKERS), ids=name_of, indirect=["service"]
+)
 def test_each_element_of_other_sources_once_an_epoch(service, data, sharding, count, request):
     sources = {
         "files": mr.Dataset.from_files(data.files).map(lambda file: number_of(file["bytes"])),
@@ -67,9 +71,9 @@ def test_each_element_of_other_sources_once_an_epoch(service, data, sharding, co
             assert Counter(epoch) == Counter(range(counts[name]))
 
 
-@pytest.mark.parametrize("service", WORKERS, indirect=True)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("tasks", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("tasks", "deterministic", "service"), pairwise([1, 3, 40], [False, True], WORKERS), indirect=["service"]
+)
 def test_few_and_many_tasks_and_tails(service, data, deterministic, tasks, request):
     """More workers and consumers than tasks, and two levels of tails."""
     dataset = mr.Dataset.from_webdataset(data.paths("tar")).map(lambda sample: number_of(sample["txt"]))

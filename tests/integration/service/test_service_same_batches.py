@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.integration.service.service_data import COUNT, Numbers, number_of
 from tests.integration.service.service_driving import as_set, consume, prints, together
+from tests.pairwise import alternately, pairwise
 
 import millrace as mr
 
@@ -93,16 +94,19 @@ def check_pipeline(service, data, source, pipeline):
         assert sum(size < SHORT[pipeline] for size in sizes) <= 1
 
 
-@pytest.mark.parametrize("service", [1, 3], indirect=True)
-@pytest.mark.parametrize("source", ["files", "tfrecords", "parquet", "webdataset", "map_style", "range", "list"])
-@pytest.mark.parametrize("pipeline", SOME)
+@pytest.mark.parametrize(
+    ("pipeline", "source", "service"),
+    pairwise(SOME, ["files", "tfrecords", "parquet", "webdataset", "map_style", "range", "list"], [1, 3]),
+    indirect=["service"],
+)
 def test_every_source_gives_the_batches_of_a_run_in_process(service, data, source, pipeline):
     check_pipeline(service, data, source, pipeline)
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
-@pytest.mark.parametrize("source", ["files", "tfrecords"])
-@pytest.mark.parametrize("pipeline", [name for name in PIPELINES if name not in SOME])
+@pytest.mark.parametrize(
+    ("pipeline", "source"), alternately([name for name in PIPELINES if name not in SOME], ["files", "tfrecords"])
+)
 def test_every_pipeline_gives_the_batches_of_a_run_in_process(service, data, source, pipeline):
     check_pipeline(service, data, source, pipeline)
 
@@ -140,8 +144,7 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("service", [1, 3], indirect=True)
-@pytest.mark.parametrize("combined", COMBINED)
+@pytest.mark.parametrize(("combined", "service"), alternately(COMBINED, [1, 3]), indirect=["service"])
 def test_what_is_combined_gives_the_batches_of_a_run_in_process(service, data, combined):
     check(COMBINED[combined](data), service)
 

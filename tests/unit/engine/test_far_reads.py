@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.pairwise import pairwise
 from tests.unit.sources.conftest import tfrecords
 
 import millrace as mr
@@ -214,23 +215,29 @@ def mangled(*arguments: Any) -> Iterator[Entry | None]:
     yield from late
 
 
-@pytest.mark.parametrize("foretold", [_foretold, nothing, mangled], ids=["foretold", "nothing", "mangled"])
-@pytest.mark.parametrize("pipeline", IN_SEQUENCE.values(), ids=IN_SEQUENCE)
-@pytest.mark.parametrize("shards", ["whole records", "indexed records", "tar", "parquet", "a column"])
+@pytest.mark.parametrize(
+    ("shards", "pipeline", "foretold"),
+    pairwise(
+        ["whole records", "indexed records", "tar", "parquet", "a column"],
+        list(IN_SEQUENCE),
+        [_foretold, nothing, mangled],
+    ),
+)
 def test_reading_ahead_changes_nothing_that_comes_out(
     folders: dict[str, mr.Dataset],
     monkeypatch: pytest.MonkeyPatch,
     far: Callable[[], None],
     shards: str,
-    pipeline: Callable[[mr.Dataset], mr.Dataset],
+    pipeline: str,
     foretold: Any,
 ) -> None:
     monkeypatch.setattr(byte_ranges, "FIRST_BLOCK_BYTES", 300)
-    expected = values(pipeline(folders[shards]).with_options(seed=5))
+    made = IN_SEQUENCE[pipeline]
+    expected = values(made(folders[shards]).with_options(seed=5))
     far()
     monkeypatch.setattr(outlook, "foretold", foretold)
     monkeypatch.setattr(reading, "foretold", foretold)
-    assert values(pipeline(folders[shards]).with_options(seed=5)) == expected
+    assert values(made(folders[shards]).with_options(seed=5)) == expected
 
 
 @pytest.mark.parametrize("pipeline", ["shuffled", "zipped"])
