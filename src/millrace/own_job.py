@@ -3,8 +3,45 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.client.epoch_reader import ConsumerSession
+
+
+class OwnJobs:
+    """Sessions of jobs that this process reads alone, each for as long as somebody reads it.
+
+    One that nobody knows any more is closed in the background. Until it has left its job this counts against its
+    tenant's quota of jobs, so that whoever joins another one waits for that.
+    """
+
+    def __init__(self) -> None:
+        self._there: list[tuple[weakref.ref[ConsumerSession], Callable[[], None]]] = []
+
+    def add(self, session: ConsumerSession) -> None:
+        """Note a job of one's own."""
+        self._there.append((weakref.ref(session), session.waits_until_left))
+
+    def __iter__(self) -> Iterator[ConsumerSession]:
+        """Sessions that somebody knows."""
+        return iter([session for known, _ in self._there if (session := known()) is not None])
+
+    def wait(self) -> None:
+        """Wait until the jobs have been left that nobody reads any more."""
+        dropped = [wait for known, wait in self._there if known() is None]
+        self._there = [each for each in self._there if each[0]() is not None]
+        for wait in dropped:
+            wait()
+
+    def close(self, another: ConsumerSession | None) -> None:
+        """Leave all of them, and one more."""
+        for session in (another, *self):
+            if session is not None:
+                session.close()
+        self.wait()
 
 
 def own_job(parameters: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

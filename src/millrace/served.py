@@ -17,7 +17,7 @@ from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
 from millrace.graph.rounds import in_rounds
 from millrace.job_parameters import check_helpers, chosen_parameters
-from millrace.own_job import own_job, told_detached, told_late
+from millrace.own_job import OwnJobs, own_job, told_detached, told_late
 from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
 from millrace.planning.shapes import Varying
@@ -83,7 +83,7 @@ class ServedPipeline(Readable):
         self._passes = EpochCursor()
         self._resumed: weakref.ref[AnyReader] | None = None
         self._first: weakref.ref[DeferredReader] | None = None
-        self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
+        self._others = OwnJobs()
         self._closings = 0
         self._job = self._parameters["name"]
         self._lock = threading.RLock()
@@ -363,9 +363,7 @@ class ServedPipeline(Readable):
         if self._pipeline is not None:  # else what was copied here can't be made again
             self._memories = {}
         try:
-            for joined in (session, *self._others):
-                if joined is not None:
-                    joined.close()
+            self._others.close(session)
         finally:
             for each in (local, service):
                 if each is not None:
@@ -402,7 +400,7 @@ class ServedPipeline(Readable):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _others=weakref.WeakSet(), _lock=threading.RLock())
+        vars(self).update(state, _others=OwnJobs(), _lock=threading.RLock())
 
     @property
     def pipeline(self) -> Pipeline:
@@ -450,6 +448,7 @@ class ServedPipeline(Readable):
     def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """Join a job; ``changes``: what is another in it than in this dataset's own."""
         self._share_arrays()
+        self._others.wait()
         address = self.service_address()
 
         from millrace.client.epoch_reader import ConsumerSession

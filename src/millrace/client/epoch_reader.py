@@ -172,6 +172,11 @@ class ConsumerSession:
         """Leave the job: its consumer's place is free. May be called any number of times."""
         self._job_session.close()
 
+    @property
+    def waits_until_left(self) -> Callable[[], None]:
+        """What waits until this session, which may be dropped by then, has left its job."""
+        return self._job_session.wait_until_left
+
 
 class EpochReader:
     """Reader of one epoch of a session. Made by :meth:`ConsumerSession.epoch`; dropping it ends the epoch.

@@ -56,6 +56,8 @@ LEAST_BUFFER_BYTES = 1 << 20
 CLOSE, REPORT = "close", "report"
 SOON_S = 0.02
 """Least time between two reports; a task that became complete is reported that soon."""
+LEAVE_S = 5.0
+"""In which a job is left, or the dispatcher is away."""
 
 _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 
@@ -111,7 +113,7 @@ class JobSession:
         self._arrays, self._gone = arrays, gone
         files = open_tls(tls)
         self.client, self.pid = uuid.uuid4().hex, os.getpid()
-        self._over = threading.Event()
+        self._over, self._left = threading.Event(), threading.Event()
         self._closing = threading.Lock()
         self._words: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         who = JoinJob(spec, self.client, consumer, __version__, platform.node(), self.pid)
@@ -366,11 +368,19 @@ class JobSession:
         self._words.put(REPORT)
         self.shared.look_up()
         self.shared.close()
-        self._channel.close()
+        try:
+            self._channel.close()
+        finally:
+            self._left.set()
         self._arrays = ()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def wait_until_left(self) -> None:
+        """Wait until the dispatcher has heard that this leaves the job, or will not hear of it, as it is away."""
+        if os.getpid() == self.pid:
+            self._left.wait(LEAVE_S)
 
 
 _open: weakref.WeakSet[JobSession] = weakref.WeakSet()

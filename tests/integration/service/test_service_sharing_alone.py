@@ -80,6 +80,17 @@ def test_who_keeps_others_waiting_goes_on_alone_and_has_each_once(small_service,
         assert own.state_dict()["ended"]
 
 
+def test_at_its_tenants_quota_a_job_goes_on_alone_and_comes_back_as_the_one_job_that_it_is(service_with, gate, keeper):
+    with service_with(options=["--lockstep-wait", "0.5", "--quota-jobs", "default=2"]) as service:
+        service.add(2, "--buffer-bytes", "400000")
+        with detached(service, keeper, large(gate), "plain") as (own, other, seen, rest):
+            with pytest.warns(mr.MillraceWarning, match="was detached"):
+                seen.extend(other)
+            assert numbers(seen, "plain") == NUMBERS
+            assert numbers(own, "plain") == NUMBERS, "what it read alone is over by then"
+            assert numbers(rest.result(WAIT_S), "plain") == NUMBERS
+
+
 @KINDS
 def test_a_state_of_a_detached_job_is_gone_on_with_in_a_job_of_its_own(small_service, gate, keeper, kind):
     dataset = large(gate)
