@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from millrace.protocol.job_spec import ALONE
+
 if TYPE_CHECKING:
     from millrace.client.epoch_reader import ConsumerSession
 
@@ -53,7 +55,7 @@ def own_job(parameters: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     if parameters["coordinated"]:
         drawn = "ranks"  # they find one another by the name
         alone["visitation"] = "exactly_once"  # there is nobody to be behind of
-    return {"name": f"{parameters['name']}-alone-{drawn}", **alone, **changes}
+    return {"name": f"{parameters['name']}{ALONE}{drawn}", **alone, **changes}
 
 
 def told_late(parameters: Mapping[str, Any], epoch: int, there: int, *, late: bool) -> str:

@@ -1,5 +1,7 @@
 """Jobs that a process reads beside the one of its dataset: who joins another one waits until those have been left."""
 
+from typing import Any
+
 from millrace.own_job import OwnJobs
 
 
@@ -13,7 +15,8 @@ class FakeSession:
 
 def test_those_that_nobody_knows_any_more_are_waited_for_once():
     seen: list[str] = []
-    jobs, kept, dropped = OwnJobs(), FakeSession("kept", seen), FakeSession("dropped", seen)
+    jobs: Any = OwnJobs()
+    kept, dropped = FakeSession("kept", seen), FakeSession("dropped", seen)
     for session in (kept, dropped):
         jobs.add(session)
     assert list(jobs) == [kept, dropped]
@@ -28,7 +31,8 @@ def test_those_that_nobody_knows_any_more_are_waited_for_once():
 
 def test_all_are_left_with_the_dataset():
     seen: list[str] = []
-    jobs, kept = OwnJobs(), FakeSession("kept", seen)
+    jobs: Any = OwnJobs()
+    kept = FakeSession("kept", seen)
     jobs.add(kept)
     jobs.add(FakeSession("dropped", seen))
     jobs.close(FakeSession("its own", seen))

@@ -174,7 +174,7 @@ class ConsumerSession:
 
     @property
     def waits_until_left(self) -> Callable[[], None]:
-        """What waits until this session, which may be dropped by then, has left its job."""
+        """A call that waits until this session, which may be dropped by then, has left its job."""
         return self._job_session.wait_until_left
 
 

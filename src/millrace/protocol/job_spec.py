@@ -16,6 +16,8 @@ CYCLE_LENGTH = 4
 """Tasks that ranks of coordinated reads read at a time."""
 MOST_ACCELERATORS = 1024
 """Behind one consumer."""
+ALONE = "-alone-"
+"""In the name of a job in which a process goes on without those that it shares with: behind its name among these."""
 MOST_SLOTS = 64
 """That coordinated consumers read in turn: a worker's buffer is divided among them."""
 

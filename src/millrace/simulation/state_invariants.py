@@ -73,6 +73,7 @@ def check_refusals(dispatcher: SimulatedDispatcher, item: inp.Input, actions: It
         for job in state.jobs.values():
             if job.spec.tenant == spec.tenant and job.failure is None:
                 there |= {place.member for place in job.consumers.values()} if job.spec.sharing else {job.name}
+        there |= {name for (_, name), kept in dispatcher.observed.kept_places.items() if kept.tenant == spec.tenant}
         others, quota = sorted(there - {spec.name}), state.settings.job_quotas[spec.tenant]
         if len(others) < quota:
             raise Violation(f"{spec.name} was refused, and tenant {spec.tenant} has {others} of {quota} jobs besides")

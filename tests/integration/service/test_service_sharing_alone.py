@@ -83,7 +83,11 @@ def test_who_keeps_others_waiting_goes_on_alone_and_has_each_once(small_service,
 def test_at_its_tenants_quota_a_job_goes_on_alone_and_comes_back_as_the_one_job_that_it_is(service_with, gate, keeper):
     with service_with(options=["--lockstep-wait", "0.5", "--quota-jobs", "default=2"]) as service:
         service.add(2, "--buffer-bytes", "400000")
-        with detached(service, keeper, large(gate), "plain") as (own, other, seen, rest):
+        dataset = large(gate)
+        with detached(service, keeper, dataset, "plain") as (own, other, seen, rest):
+            refused = pytest.raises(mr.AccessDeniedError, match=r"'slow' .it was detached .* may go on alone within")
+            with dataset.distribute(service.address, job_name="third") as third, refused:
+                next(iter(third))
             with pytest.warns(mr.MillraceWarning, match="was detached"):
                 seen.extend(other)
             assert numbers(seen, "plain") == NUMBERS

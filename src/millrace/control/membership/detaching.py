@@ -9,6 +9,7 @@ have given nothing to read.
 from __future__ import annotations
 
 from millrace.control.journal.transaction import Transaction
+from millrace.control.membership import job_quotas
 from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Consumer, Job
@@ -40,6 +41,7 @@ def watch(tx: Transaction) -> None:
             )
             tx.to_consumer(job, member, msg.JobFailed(msg.Failure("DetachedError", text), detached=True))
             group_progress.detached(tx, job, member, decision.reason)
+            job_quotas.keep_place(tx, job, place.member)
             consumer_gone(tx, job, member, decision.reason, kind="DetachedError")
             found = {each: waited for each, waited in found.items() if each in job.consumers}
         counted[job.name] = found

@@ -126,6 +126,7 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
     for epoch, task in gone:
         if (epoch, task) not in skipped:
             revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
+    job_quotas.take_place(tx, spec.name, name)
     tell_audience(tx, job)
     for epoch, task in skipped:
         discard_outputs(tx, job, epoch, task)

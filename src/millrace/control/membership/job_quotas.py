@@ -1,4 +1,8 @@
-"""Quotas of jobs: how many a tenant may have at once. Nothing here changes anything; a refusal says what to do."""
+"""Quotas of jobs: how many a tenant may have at once. A refusal changes nothing, and says what to do.
+
+A member of a group that is detached is the same job where it goes on alone. It comes to that once it has used what it
+has, so that its place is kept until then, as long as the place of a job that nobody reads. What is kept is observed.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import access
 from millrace.control.membership.admission import Refused
 from millrace.control.membership.late_joins import span
+from millrace.control.state.observed import KeptPlace
 from millrace.control.state.state import Job
 from millrace.protocol.caller import Caller
-from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.job_spec import ALONE, JobSpec
 
 NAMED = 5
 """Of the tenant's jobs that a refusal names."""
@@ -28,7 +33,8 @@ def check_room(tx: Transaction, tenant: str, job: tuple[str, str]) -> None:
     if quota is None:
         return
     there = jobs_of(tx, tenant)
-    there.pop(job, None)
+    for own in (job, *_places(tx, *job)):
+        there.pop(own, None)
     if len(there) >= quota:
         names = [f"{name!r}{why}" for name, why in sorted(there.values())]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -53,10 +59,33 @@ def jobs_of(tx: Transaction, tenant: str) -> dict[tuple[str, str], tuple[str, st
             found[job.name, ""] = job.name, _deserted(tx, job)
         for place in job.consumers.values() if job.spec.sharing else ():
             found[job.name, place.member] = place.member, ""
+    for (group, member), kept in tx.observed.kept_places.items():
+        if kept.tenant == tenant and kept.until > tx.now and (group, member) not in found:
+            alone = "it was detached from those that it shared with, and may go on alone within"
+            found[group, member] = member, f" ({alone} {span(kept.until - tx.now)})"
     for (group, member), waiting in tx.observed.gathering.items():
         if any(each.message.spec.tenant == tenant for each in waiting.ranks.values()):
             found[group, member] = member, ""
     return found
+
+
+def keep_place(tx: Transaction, job: Job, member: str) -> None:
+    """Keep the place of a member of a group that is being detached; forget those that were kept for long enough."""
+    kept = {key: each for key, each in tx.observed.kept_places.items() if each.until > tx.now}
+    kept[job.name, member] = KeptPlace(job.spec.tenant, tx.now + tx.state.settings.job_gc_timeout_s)
+    tx.observed.kept_places = kept
+
+
+def take_place(tx: Transaction, job: str, member: str = "") -> None:
+    """Keep no place any more for who has gone on: with a job of its own, or as a member of its group."""
+    for key in _places(tx, job, member):
+        del tx.observed.kept_places[key]
+
+
+def _places(tx: Transaction, job: str, member: str) -> list[tuple[str, str]]:
+    """List the places that are kept for a job, or for a member of a group."""
+    kept = tx.observed.kept_places
+    return [key for key in kept if key == (job, member) or (not member and job.startswith(f"{key[1]}{ALONE}"))]
 
 
 def _deserted(tx: Transaction, job: Job) -> str:

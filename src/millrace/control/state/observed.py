@@ -293,6 +293,13 @@ class GatheringRanks(msgspec.Struct):
     since: float
 
 
+class KeptPlace(msgspec.Struct, frozen=True):
+    """Place of a detached member among its tenant's jobs, kept ``until`` then for the job in which it goes on alone."""
+
+    tenant: str
+    until: float
+
+
 class Division(msgspec.Struct, frozen=True):
     """How the workers are divided among the jobs, from a moment on.
 
@@ -393,6 +400,8 @@ class Observed(msgspec.Struct):
     """By name of its job."""
     gathering: dict[tuple[str, str], GatheringRanks] = {}
     """By group, and by member that is to join it, those of its ranks that have come."""
+    kept_places: dict[tuple[str, str], KeptPlace] = {}
+    """By group, and by member that was detached and has not gone on yet."""
     awaited: set[str] = set()
     """Those of these jobs whose consumers were told so."""
     leaving: dict[str, float] = {}

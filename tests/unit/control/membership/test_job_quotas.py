@@ -145,6 +145,52 @@ def test_each_job_that_shares_its_computation_counts():
     assert join(service, "c5", "c", **SHARED).failure is None  # another process in its place
 
 
+def detached(quota: int = 2, **fields) -> Service:
+    """A tenant at its quota, of whose two jobs that share one is being detached: 'slow', which has not gone on yet."""
+    service = begun(quota, **fields)
+    fast, slow = join(service, "c0", "fast", **SHARED), join(service, "c1", "slow", **SHARED)
+    service.work(read=False)
+    service.read(fast, service.readable(fast)[0])
+    while "c1" in service.state.clients:
+        service.now += 2.0
+        service.say(inp.ConsumerSaid("c0", msg.ConsumerReport(0, waits=True)))
+        service.say(inp.ConsumerSaid("c1", msg.ConsumerReport(0)))
+        service.tick()
+    assert slow.failure.kind == "DetachedError"
+    return service
+
+
+def test_the_place_of_a_detached_job_is_kept_until_it_goes_on_alone():
+    service = detached()
+    text = join(service, "c2", "another").failure.message
+    assert "'slow' (it was detached from those that it shared with, and may go on alone within 5 min)" in text
+    assert join(service, "c3", "slower-alone-1").failure is not None
+    assert join(service, "c4", "slow-alone-1").failure is None
+    assert "2 at once" in join(service, "c5", "another").failure.message
+    leave(service, "c4")
+    assert join(service, "c6", "another").failure is None
+    assert "2 at once" in join(service, "c7", "slow-alone-2").failure.message, "one place was kept, once"
+
+
+def test_the_place_of_a_detached_job_is_its_also_among_those_that_share():
+    service = detached()
+    assert join(service, "c2", "another", **SHARED).failure is not None
+    assert join(service, "c3", "slow", **SHARED).failure is None
+    assert "2 at once" in join(service, "c4", "slow-alone-1").failure.message
+    leave(service, "c3")
+    assert join(service, "c5", "another").failure is None
+
+
+def test_the_place_of_a_detached_job_is_kept_as_long_as_that_of_a_job_that_nobody_reads():
+    service = detached(job_gc_timeout_s=20.0)
+    for _ in range(2):
+        service.now += 8.0
+        service.tick()
+        assert join(service, f"c{service.now}", "another").failure is not None
+    service.now += 8.0
+    assert join(service, "c2", "another").failure is None
+
+
 TOGETHER: dict[str, Any] = {"sharing": "lockstep", "coordinated": True, "deterministic": True, "num_consumers": 2}
 
 
