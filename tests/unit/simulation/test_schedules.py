@@ -1,5 +1,6 @@
 """Some schedules: nothing is violated, and what is planted is found."""
 
+import functools
 from collections import Counter
 
 import pytest
@@ -10,7 +11,8 @@ from millrace.simulation.faults import FAULTS
 from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import EVENTS, play
 
-SEEDS = 60
+SEEDS = [*range(12), 27, 42, 49]
+"""Together they have all kinds of faults; `millrace simulate faults` plays more."""
 MANY_S = 600
 """Seconds for a test that plays many schedules, some of which take two."""
 
@@ -18,7 +20,7 @@ MANY_S = 600
 @pytest.mark.timeout(MANY_S)
 def test_nothing_is_violated_in_a_long_and_eventful_schedule():
     fired: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         outcome = play(seed)
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         assert outcome.events >= EVENTS
@@ -57,7 +59,12 @@ def test_a_planted_bug_is_found_soon(plant):
         found = next((seed for seed in [first, *range(finding_seeds.SOON)] if play(seed).violation), None)
     assert found is not None
     assert found < finding_seeds.SOON
-    assert not play(found).violation
+    assert not violation_of(found)
+
+
+@functools.cache  # the same few schedules find most of them
+def violation_of(seed):
+    return play(seed).violation
 
 
 def test_the_command_says_what_happened(capsys):
