@@ -250,18 +250,18 @@ def leave_behind(tx: Transaction, job: Job) -> None:
     for number in [each for each in sorted(job.epochs) if each < job.reached]:
         epoch = job.epochs[number]
         unfinished = [task for task, live in epoch.live.items() if not (live.worker and stays_over(job, live))]
+        if epoch.settled and not unfinished:
+            continue
+        slots = range(job.stride) if job.spec.deterministic else ()
+        awaited = [(slot, first_missing(job, epoch, slot)) for slot in slots]
         for task in unfinished:
             tell_void(tx, job, number, task, epoch.live[task])
             _over(tx, job, number, task, dropped=True)
         if not epoch.settled:
-            slots = range(job.stride) if job.spec.deterministic else ()
-            awaited = [(slot, first_missing(job, epoch, slot)) for slot in slots]
             tx.emit(EpochSettled(job.name, number))
-            for slot, first in awaited:
-                if first is not None:
-                    tell_read(tx, job, number, slot, first)  # what is behind it is next, as it will not come
-        elif not unfinished:
-            continue
+        for slot, first in awaited:
+            if first is not None:
+                tell_read(tx, job, number, slot, first)  # what is behind it is next, as it will not come
         for reader in job.consumers:
             send_ends(tx, job, number, reader)
     _make_room(tx, job)

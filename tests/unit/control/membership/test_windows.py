@@ -451,3 +451,19 @@ def test_in_a_fixed_order_what_waited_for_a_task_that_will_not_come_is_read_once
     read_all(service, slow)
     assert slow.done
     assert slow.complete == [0, 2, 4, 6]
+
+
+def test_in_a_fixed_order_so_is_what_waited_for_a_tail_that_was_dealt_and_will_not_run():
+    service = Service(FakePlan(4, fan_in=2))
+    worker = service.add_worker("w")
+    fast, slow = join(service, "c0", "fast", deterministic=True), join(service, "c1", "slow", deterministic=True)
+    service.plan_tasks(worker)
+    while others := [number for number, lease in worker.leases.items() if lease.ref.task != 1]:
+        service.finish(worker, others[0])
+    assert group(service).epochs[0].settled
+    assert sorted(slow.reads) == [0, 1], "tail 2 waits for task 1, and what comes behind it for the tail"
+    service.begin(fast, 1)
+    assert sorted(slow.reads) == [0, 1, 3, 4, 5]
+    assert slow.ends == [0, 3, 4, 5]
+    read_all(service, slow)
+    assert slow.done
