@@ -9,7 +9,10 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal.snapshot import plain
 from millrace.control.journal.task_events import TailDealt, TaskDied, TaskLeased, TaskReleased
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerLost
+from millrace.control.scheduling.allocation import assign_workers
+from millrace.control.tasks.leases import revoke
 from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
@@ -442,6 +445,24 @@ def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
     service.work()
     assert waiting.reads
     assert any(live.worker == "" for live in service.state.jobs["slow"].epochs[0].live.values())
+
+
+@pytest.mark.parametrize("useless", [False, True])
+def test_so_is_one_of_a_job_whose_share_is_much_larger(useless):
+    """Else the worker gets the same tasks again in that moment, and is taken away in the next one, on and on."""
+    service = Service(FakePlan(30))
+    service.add_worker("w")
+    service.join("y", "quick")
+    service.join("x", "slow", priority=24.0)
+    while service.state.workers["w"].job != "slow" or not service.state.workers["w"].unfinished:
+        service.plan_tasks(service.workers["w"])
+        service.work()
+        service.tick(1)
+    tx = Transaction(service.state, service.observed, service.now)
+    for job, number, task in list(service.state.workers["w"].unfinished.values()):
+        revoke(tx, service.state.jobs[job], number, task, "its consumers do not read")
+    assign_workers(tx, {"w"}, {"w"} if useless else set())
+    assert service.state.workers["w"].job == ("quick" if useless else "slow")
 
 
 def test_a_task_that_is_too_long_for_a_turn_is_cut_and_gets_twice_the_time_next():

@@ -257,9 +257,13 @@ def _had_turn(tx: Transaction, worker: Worker) -> bool:
     return (long and worker.turn_leases >= few) or not runnable(tx, job, worker)
 
 
-def revoke_blocked(tx: Transaction, leaving: set[str]) -> None:
-    """Take tasks from workers that others wait for and that would not come to a task's end in time."""
-    settings, before = tx.state.settings, tx.observed.leaving
+def revoke_blocked(tx: Transaction, leaving: set[str]) -> set[str]:
+    """Take tasks from workers that others wait for and that would not come to a task's end in time.
+
+    Returns:
+        Workers whose jobs have no use for them, as their consumers do not read.
+    """
+    settings, before, useless = tx.state.settings, tx.observed.leaving, set[str]()
     tx.observed.leaving = {name: before.get(name, tx.now) for name in leaving}
     for name in sorted(leaving):
         worker = tx.state.workers[name]
@@ -281,6 +285,7 @@ def revoke_blocked(tx: Transaction, leaving: set[str]) -> None:
         late = tx.now - tx.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
             tx.emit(TurnCut(job.name))
+        useless |= {name} if blocked else set()
         for _, number, task in held:
             readers = readers_of(job, job.epochs[number].live[task].slot)
             if blocked or late:
@@ -288,10 +293,17 @@ def revoke_blocked(tx: Transaction, leaving: set[str]) -> None:
                 revoke(tx, job, number, task, f"{why}, and another job waits for worker {name}")
             elif readers and max(place.epoch for place in readers) < number:
                 revoke(tx, job, number, task, f"prepared ahead, and another job waits for worker {name}")
+    return useless
 
 
-def assign_workers(tx: Transaction, leaving: set[str]) -> None:
-    """Give workers that have nothing in hand to the job that should have them."""
+def assign_workers(tx: Transaction, leaving: set[str], useless: AbstractSet[str] = frozenset()) -> None:
+    """Give workers that have nothing in hand to the job that should have them.
+
+    Args:
+        tx: the transaction.
+        leaving: workers that others wait for.
+        useless: of these, those that go to another job if one can run something, whatever shares are.
+    """
     _take_in(tx)
     crew = tx.state.index.serving
     nothing_for: set[tuple[str, int, bool, int]] = set()
@@ -324,6 +336,8 @@ def assign_workers(tx: Transaction, leaving: set[str]) -> None:
         if serves and worker.id not in leaving and young:
             # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
             needs = [need for need in needs if need.standing.workers == 0 or need.job == serves]
+        if worker.id in useless:
+            needs = [need for need in needs if need.job != serves and _can_run(tx, worker, need.job)] or needs
         decision = assign(needs, functools.partial(_can_run, tx, worker), serves)
         if decision.value != worker.job:
             _switch(tx, worker, decision.value, decision.reason)

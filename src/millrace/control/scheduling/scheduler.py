@@ -29,8 +29,8 @@ def schedule(tx: Transaction) -> None:
         _adopt_reruns(tx, tx.state.jobs[name])
     for _ in range(1 + len(tx.state.workers)):
         leaving = preemptible(tx)
-        revoke_blocked(tx, leaving)
-        assign_workers(tx, leaving)
+        useless = revoke_blocked(tx, leaving)
+        assign_workers(tx, leaving, useless)
         before = len(tx.events)
         jobs = tx.state.jobs
         touched = sorted((jobs[name] for name in tx.state.index.touched if name in jobs), key=_came)
