@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -130,12 +132,24 @@ def test_what_a_killed_process_had_hashed_is_kept(tmp_path):
         assert DigestReader(file, os.path.getsize(file.name)).about.items == groups * each - 1
 
 
+def has_read(pid, nbytes):
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"]) >= nbytes
+
+
 def test_ctrl_c_ends_it_in_the_middle_of_a_file(tmp_path):
     path = tmp_path / "a.tar"
-    os.mkfifo(path)
+    with tarfile.open(path, "w") as archive:
+        large = tarfile.TarInfo("large.bin")
+        large.size = 64 << 30
+        archive.addfile(large)
+    os.truncate(path, (64 << 30) + 10240)  # a hole: it takes no room, and minutes to be hashed
     with subprocess.Popen(command(f"{tmp_path}/*.tar", "-o", f"{tmp_path}/a.digest")) as process:
-        with open(path, "wb"):
-            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + WAIT_S
+        while not has_read(process.pid, 64 << 20):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.02)
+        process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 130
     assert os.listdir(tmp_path) == ["a.tar"]
 

@@ -116,6 +116,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        assert self._control.recv(8), "the fork server did not start"
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +169,9 @@ def main() -> int:
     for module in _IMPORTED:
         importlib.import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.send(b"ready")
+    arguments = serve(control)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["millrace", *arguments, "--parent-pipe"]
     return run()
