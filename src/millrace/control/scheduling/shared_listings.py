@@ -17,7 +17,7 @@ from millrace.control.state.state import Job
 from millrace.graph.nodes import Source
 from millrace.graph.serialize import parameters, unpack
 
-SHARED_S = 5.0
+SHARED_S = 10.0
 """Seconds before a job came in which a listing may have begun that it takes."""
 _OF_THE_HOST = ("file:", "memory:")
 
