@@ -119,14 +119,13 @@ def _begin(tx: Transaction, spec: JobSpec, name: str, ranks: Sequence[JoinReques
             )
         )
         group_progress.joined(tx, job, number)
-    close_epochs(
-        tx, job
-    )  # what lay in windows for members of which the last has left may be before where this one begins
+    # What lay in windows, kept for whoever might come, may be of epochs before the one where this member begins.
+    close_epochs(tx, job)
     skipped = [(each, task) for each in job.epochs for task in job.epochs[each].skips.get(readers[0][0], ())]
     for epoch, task in gone:
         if (epoch, task) not in skipped:
             revoke(tx, job, epoch, task, f"member {readers[0][0]} came, and lacks what others have")
-    job_quotas.take_place(tx, spec.name, name)
+    job_quotas.take_place(tx, spec.tenant, spec.name, name)
     tell_audience(tx, job)
     for epoch, task in skipped:
         discard_outputs(tx, job, epoch, task)

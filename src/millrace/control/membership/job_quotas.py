@@ -33,7 +33,7 @@ def check_room(tx: Transaction, tenant: str, job: tuple[str, str]) -> None:
     if quota is None:
         return
     there = jobs_of(tx, tenant)
-    for own in (job, *_places(tx, *job)):
+    for own in (job, *_places(tx, tenant, *job)):
         there.pop(own, None)
     if len(there) >= quota:
         names = [f"{name!r}{why}" for name, why in sorted(there.values())]
@@ -76,15 +76,15 @@ def keep_place(tx: Transaction, job: Job, member: str) -> None:
     tx.observed.kept_places = kept
 
 
-def take_place(tx: Transaction, job: str, member: str = "") -> None:
+def take_place(tx: Transaction, tenant: str, job: str, member: str = "") -> None:
     """Keep no place any more for who has gone on: with a job of its own, or as a member of its group."""
-    for key in _places(tx, job, member):
+    for key in _places(tx, tenant, job, member):
         del tx.observed.kept_places[key]
 
 
-def _places(tx: Transaction, job: str, member: str) -> list[tuple[str, str]]:
-    """List the places that are kept for a job, or for a member of a group."""
-    kept = tx.observed.kept_places
+def _places(tx: Transaction, tenant: str, job: str, member: str) -> list[tuple[str, str]]:
+    """List the places that are kept for a tenant's job, or for a member of a group."""
+    kept = [key for key, place in tx.observed.kept_places.items() if place.tenant == tenant]
     return [key for key in kept if key == (job, member) or (not member and job.startswith(f"{key[1]}{ALONE}"))]
 
 

@@ -154,7 +154,7 @@ def create(tx: Transaction, spec: JobSpec, item: JoinRequested, *, anonymous: bo
     owner, reads = item.caller.name, list(item.caller.rights.read)
     tx.emit(JobCreated(spec, seed, serialize.digest(spec.structure), anonymous, tx.now, owner, reads))
     job = tx.state.jobs[spec.name]
-    job_quotas.take_place(tx, spec.name)
+    job_quotas.take_place(tx, spec.tenant, spec.name)
     job_progress.begun(tx, job)
     return job
 

@@ -172,6 +172,13 @@ def test_the_place_of_a_detached_job_is_kept_until_it_goes_on_alone():
     assert "2 at once" in join(service, "c7", "slow-alone-2").failure.message, "one place was kept, once"
 
 
+def test_a_stranger_whose_job_is_named_like_a_detached_one_takes_no_place():
+    service = detached()
+    assert join(service, "c2", "slow-alone-1", tenant="blue").failure is None
+    assert "2 at once" in join(service, "c3", "another").failure.message
+    assert join(service, "c4", "slow-alone-2").failure is None
+
+
 def test_the_place_of_a_detached_job_is_its_also_among_those_that_share():
     service = detached()
     assert join(service, "c2", "another", **SHARED).failure is not None
