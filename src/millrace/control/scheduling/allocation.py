@@ -285,7 +285,8 @@ def revoke_blocked(tx: Transaction, leaving: set[str]) -> set[str]:
         late = tx.now - tx.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
             tx.emit(TurnCut(job.name))
-        useless |= {name} if blocked else set()
+        if blocked:
+            useless.add(name)
         for _, number, task in held:
             readers = readers_of(job, job.epochs[number].live[task].slot)
             if blocked or late:

@@ -13,7 +13,7 @@ from millrace.control.membership.resume import make_up
 from millrace.control.membership.workers import release_drained
 from millrace.control.scheduling.allocation import assign_workers, divide, preemptible, revoke_blocked
 from millrace.control.scheduling.backlog import serving, unread_cap
-from millrace.control.scheduling.shared_listings import awaited_listing, begin_listing, touch_waiting
+from millrace.control.scheduling.shared_listings import await_listing, begin_listing, touch_waiting
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.epochs import open_next
 from millrace.control.tasks.leases import in_the_way, lease
@@ -59,7 +59,7 @@ def _serve(tx: Transaction, job: Job, leaving: set[str]) -> None:
         make_up(tx, job)
         _lease_all(tx, job, barred)
 
-    tx.state.index.until_changed(job.name, ("served", barred, awaited_listing(tx, job)), serve)
+    tx.state.index.until_changed(job.name, ("served", barred, await_listing(tx, job)), serve)
 
 
 def _adopt_reruns(tx: Transaction, job: Job) -> None:
@@ -97,7 +97,7 @@ def _plan(tx: Transaction, job: Job) -> None:
     if not workers:
         return
     if job.tables is None:
-        if not job.lister and not awaited_listing(tx, job):
+        if not job.lister and not await_listing(tx, job):
             worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
             tables = begin_listing(tx, job)
             tx.emit(ListingAsked(job.name, worker.id, tables))

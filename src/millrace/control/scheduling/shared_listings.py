@@ -17,13 +17,17 @@ from millrace.control.state.state import Job
 from millrace.graph.nodes import Source
 from millrace.graph.serialize import parameters, unpack
 
-SHARED_S = 10.0
+SHARED_S = 5.0
 """Seconds before a job came in which a listing may have begun that it takes."""
 _OF_THE_HOST = ("file:", "memory:")
 
 
-def awaited_listing(tx: Transaction, job: Job) -> str:
-    """Find the job whose sources are being listed, which this one waits for as its own are the same; empty: none."""
+def await_listing(tx: Transaction, job: Job) -> str:
+    """Have a job wait for the listing of another one's sources, as its own are the same.
+
+    Returns:
+        Name of the other one; empty: there is none, or the listing has come to its end.
+    """
     settled = job.tables is not None or job.lister or _given(tx, job)
     sources = "" if settled else _sources(job.spec.structure)
     for name, began in tx.observed.listings.items() if sources else ():
