@@ -62,7 +62,7 @@ def read_together(service: mr.LocalService, jobs: int, count: int, name: str) ->
         dataset = mr.Dataset.from_files(f"s3://{BUCKET}/train/*.bin").map(_size).shuffle(count).batch(100)
         batches = dataset.distribute(service.address, job_name=f"{name}-{number}", seed=number, progress=False)
         ready.wait()
-        sizes = np.sort(np.concatenate(list(batches)))
+        sizes = np.sort(np.concatenate(list(batches.epochs(1))))  # as it is, list() would ask how long it is: a listing
         if not np.array_equal(sizes, np.arange(OBJECT_BYTES, OBJECT_BYTES + count)):
             raise RuntimeError(f"job {number} got {len(sizes)} objects of {count}, or others")
 
