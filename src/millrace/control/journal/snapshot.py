@@ -89,13 +89,13 @@ def _record(task: Any) -> TaskRecord:
         task.poison,
         task.alone,
     )
-    if _alone(task):
+    if _has_one_reader(task):
         return TaskRecord(*fields)
     return SharedTaskRecord(*fields, readers=task.readers)
 
 
-def _alone(task: TaskState) -> bool:
-    """Whether the one reader with the number of the slot is a task's whole audience."""
+def _has_one_reader(task: TaskState) -> bool:
+    """Whether a task's audience is the one reader that has the number of its slot."""
     return task.readers.keys() == {task.slot}
 
 
@@ -164,7 +164,9 @@ def load(state: State, data: bytes) -> None:
                 task.phase = Failed(task.lease)
             for number in epoch.starts.keys() & epoch.live.keys():
                 task = epoch.live[number]
-                if _alone(task):  # else it is in the record: who came later and skips the task has read nothing of it
+                if _has_one_reader(
+                    task
+                ):  # else it is in the record: who came later and skips the task has read nothing of it
                     task.readers[task.slot].start = epoch.starts[number]
 
 
