@@ -94,6 +94,13 @@ class Served:
         with dataset.distribute(self.address, token=TOKEN, **options) as reading:
             return list(reading)
 
+    def wait_for_workers(self, count: int) -> None:
+        """The processes of other users are started by those of root, some time after the dispatcher has begun."""
+        deadline = time.monotonic() + 60
+        while len(found := fetch_status(self.address, TOKEN)["workers"]) != count:
+            assert time.monotonic() < deadline, found
+            threading.Event().wait(0.05)
+
     def wait_for_items(self, count: int, made_by: str) -> None:
         """A block may be written after its elements were delivered."""
         deadline = time.monotonic() + 20
@@ -111,7 +118,9 @@ def serving(elsewhere, folder) -> Iterator[Served]:
     options += ["--work-dir", str(folder / "work"), "--cache-dir", str(folder / "cache"), "--cache-bytes", str(1 << 32)]
     words = [*elsewhere, *COMMAND, "dispatcher", *options, "--tokens", str(folder / "tokens.toml")]
     with process(*words) as dispatcher:
-        yield Served(folder, dispatcher)
+        served = Served(folder, dispatcher)
+        served.wait_for_workers(2)
+        yield served
 
 
 @pytest.fixture(scope="module")
