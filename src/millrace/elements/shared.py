@@ -9,7 +9,10 @@ Two rules keep a view's bytes from ever changing under it. Memory that may still
 worker has lost track of it (the connection ended, the consumer forked) is *retired*: never written again, and given up
 as soon as the worker itself lets go. And bytes that were lent once are lent no second time, but copied, so that a
 consumer that writes into its batch changes nobody else's. What several consumers are sent is lent to each, once; they
-map it privately, so that each writes to pages of its own.
+map it privately, so that each writes to pages of its own, and a seal lets them map it in no other way.
+
+None of this trusts the consumer to have let go of what it says that it has. So a segment has an *owner*, a job or a
+connection, and is never used again for another one: who keeps a mapping has what was its own job's anyway.
 
 Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
 kill a reader by SIGBUS. (Files of a cache, which :mod:`millrace.wire.data.fd_passing` passes as well, can't be sealed.)
@@ -41,6 +44,8 @@ LEAST_BYTES = 256 << 10
 """Size in bytes from which an array gets a segment; smaller ones are copied into one when they are sent."""
 MAX_SEGMENTS = 512
 """Most segments of one arena; each costs the worker a file descriptor."""
+_FUTURE_WRITE = getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
+"""Seal by which nobody maps a file for writing from now on; Python knows its name since 3.13, Linux since 5.1."""
 MOST_BORROWED_SEGMENTS = MAX_SEGMENTS + 64
 """Most segments that are mapped at a time for one peer: those of its arena, and those that are about to go."""
 
@@ -59,19 +64,35 @@ class Segment:
         views: number of live arrays over it in this process.
         loans: number of loans that are not over.
         lent: (start, stop, borrower) of each loan, in bytes, since the segment was last allocated.
+        owner: for whom it may be used again.
+        private: whether others can map it privately only; None: nobody else has been shown it.
         retired: it will not be written again.
     """
 
-    __slots__ = ("__weakref__", "close", "fd", "lent", "loans", "mapping", "number", "retired", "size", "views")
+    __slots__ = (
+        "__weakref__",
+        "close",
+        "fd",
+        "lent",
+        "loans",
+        "mapping",
+        "number",
+        "owner",
+        "private",
+        "retired",
+        "size",
+        "views",
+    )
 
-    def __init__(self, number: int, size: int) -> None:
-        self.number, self.size = number, size
+    def __init__(self, number: int, size: int, owner: object) -> None:
+        self.number, self.size, self.owner = number, size, owner
+        self.private: bool | None = None
         self.fd = os.memfd_create("millrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.close = weakref.finalize(self, os.close, self.fd)
         self.close.atexit = False
         try:
             os.posix_fallocate(self.fd, 0, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self.mapping = Mapping(self.fd, size)
         except BaseException:
             self.close()
@@ -80,6 +101,16 @@ class Segment:
         self.loans = 0
         self.retired = False
         self.lent: list[tuple[int, int, object]] = []
+
+    def show(self, *, private: bool) -> bool:
+        """Prepare it for being passed; False: it can't be shown so, or others were shown it in the other way."""
+        if self.private is None:
+            try:
+                fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | (_FUTURE_WRITE if private else 0))
+            except OSError:  # a kernel that has no such seal
+                return False
+            self.private = private
+        return self.private is private
 
 
 class Arena:
@@ -106,17 +137,20 @@ class Arena:
         with self._lock:
             return self._bytes
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object = None) -> npt.NDArray[Any]:
         """Allocate an array for a batch, contents arbitrary: in shared memory if it is large and there is room."""
         size = math.prod(shape) * dtype.itemsize
-        memory = self.take(size) if size >= LEAST_BYTES and not dtype.hasobject else None
+        memory = self.take(size, owner) if size >= LEAST_BYTES and not dtype.hasobject else None
         return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
 
-    def take(self, size: int) -> Bytes | None:
-        """Allocate a segment of at least ``size`` bytes until its last view has died; None without room."""
+    def take(self, size: int, owner: object = None) -> Bytes | None:
+        """Allocate a segment of at least ``size`` bytes until its last view has died; None without room.
+
+        One that was the same ``owner``'s may be used again.
+        """
         with self._lock:
             self._collect()
-            segment = self._reuse(size) or self._create(round_up(size))
+            segment = self._reuse(size, owner) or self._create(round_up(size), owner)
             if segment is None:
                 return None
             segment.lent.clear()
@@ -150,6 +184,8 @@ class Arena:
             for other, other_stop, who in segment.lent:
                 if start < other_stop and other < stop and (borrower is None or who is None or who is borrower):
                     return None
+            if not segment.show(private=borrower is not None):
+                return None
             segment.lent.append((start, stop, borrower))
             segment.loans += 1
             return segment, start
@@ -182,21 +218,22 @@ class Arena:
         else:
             self._free.append(segment)
 
-    def _reuse(self, size: int) -> Segment | None:
+    def _reuse(self, size: int, owner: object) -> Segment | None:
         # The one freed last is the likeliest to be in the processor's cache.
         for index in reversed(range(len(self._free))):
-            if size <= self._free[index].size <= 2 * size:
+            free = self._free[index]
+            if free.owner is owner and size <= free.size <= 2 * size:
                 return self._free.pop(index)
         return None
 
-    def _create(self, size: int) -> Segment | None:
+    def _create(self, size: int, owner: object) -> Segment | None:
         while self._free and (self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS):
             self._give_up(self._free.pop(0))
         if self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS:
             self._warn()
             return None
         try:
-            segment = Segment(self._next, size)
+            segment = Segment(self._next, size, owner)
         except (OSError, ValueError) as error:  # the machine's memory or this process's descriptors ran out
             _logger.warning("cannot allocate %d bytes of shared memory: %s", size, error)
             return None

@@ -85,7 +85,6 @@ class TaskManager:
         self._hurry, self._end_process = hurry, end
         self._threads = threads
         self._arena = arena
-        self._allocate: Allocate = np.empty if arena is None else arena.allocate
         self._lock = threading.Lock()
         self._core = WorkerCore(buffer_bytes, time.monotonic())
         self._over = threading.Event()
@@ -166,7 +165,11 @@ class TaskManager:
             return connect(address, job.spec.tenant, job.opened.source_key, self.tls)
 
         sources = SourceCache(link, self._cache_servers)
-        job = JobPipeline(opened, self._fetch, self._threads, self._allocate, self._share, sources)
+        # Consumers of another job may still have mapped what those of this one would be sent.
+        allocate: Allocate = (
+            np.empty if self._arena is None else functools.partial(self._arena.allocate, owner=object())
+        )
+        job = JobPipeline(opened, self._fetch, self._threads, allocate, self._share, sources)
         return job
 
     def _use_cache_servers(self, addresses: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Batches that a consumer on the workers' host looks at where the worker wrote them."""
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -166,3 +167,45 @@ def test_both_ways_give_the_same(flag):
     inside = list(pipeline(6))
     assert len(read) == len(inside)
     assert all((ours == theirs).all() for ours, theirs in zip(read, inside, strict=True))
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_who_keeps_what_it_was_lent_alters_nothing_of_another_jobs(service, monkeypatch):
+    kept: list[tuple[int, mmap.mmap]] = []
+    adopt = shared.BorrowedSegments.adopt
+
+    def keep(borrowed, number, size, fd, **options):
+        kept.append((os.fstat(fd).st_ino, mmap.mmap(fd, size)))
+        adopt(borrowed, number, size, fd, **options)
+
+    def scribble():
+        for _, memory in kept:
+            memory[:] = b"\xff" * len(memory)
+
+    with pipeline(10 * COUNT).distribute(service.address, job_name="hostile") as hostile:
+        monkeypatch.setattr(shared.BorrowedSegments, "adopt", keep)
+        reading = iter(hostile.epochs(1))
+        for _ in range(COUNT):
+            next(reading)
+        others: set[int] = set()
+        assert kept, "what was to be kept was not lent"
+
+        def note(borrowed, number, size, fd, **options):
+            others.add(os.fstat(fd).st_ino)
+            adopt(borrowed, number, size, fd, **options)
+
+        monkeypatch.setattr(shared.BorrowedSegments, "adopt", note)
+        with pipeline(2 * COUNT).map(located).distribute(service.address, job_name="honest") as honest:
+            seen = 0
+            for element in honest.epochs(1):
+                next(reading)
+                scribble()
+                numbers = np.sort(element["x"][:, 0, 0, 0])
+                assert (element["x"] == element["x"][:, :1, :1, :1]).all()
+                assert not (numbers == 0xFF).any()
+                seen += 1
+            assert seen == 2 * COUNT
+        assert others
+    assert others.isdisjoint(inode for inode, _ in kept)
+    for _, memory in kept:
+        memory.close()

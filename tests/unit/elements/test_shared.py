@@ -2,6 +2,7 @@ import contextlib
 import fcntl
 import gc
 import logging
+import mmap
 import os
 import resource
 
@@ -107,6 +108,61 @@ def test_a_segment_is_written_again_when_nobody_looks_at_it():
     assert arena.take(SIZE) is None, "nobody has said so yet"
     reader.give_back()
     assert taken(arena).ctypes.data == address
+
+
+def test_what_one_owner_had_no_other_one_gets():
+    """Who was lent it may have kept a mapping, and read or write it as long as he likes."""
+    arena = Arena(4 * SIZE)
+    one, two = object(), object()
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8), one)
+    address = array.ctypes.data
+    reader.receive(array)
+    del array
+    reader.give_back()
+    other = arena.take(SIZE, two)
+    assert other is not None
+    assert other.ctypes.data != address
+    again = arena.take(SIZE, one)
+    assert again is not None
+    assert again.ctypes.data == address
+
+
+def test_what_lies_free_of_one_owner_makes_room_for_another():
+    arena = Arena(SIZE)
+    assert arena.take(SIZE, object()) is not None
+    assert arena.bytes == SIZE
+    assert arena.take(SIZE, object()) is not None
+    assert arena.bytes == SIZE
+
+
+def test_what_is_lent_to_several_none_of_them_can_write():
+    arena = Arena(4 * SIZE)
+    reader = Reader(arena, private=True)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 7
+    seen = reader.receive(array)
+    (segment,) = reader.loans.values()
+    with pytest.raises(PermissionError):
+        mmap.mmap(segment.fd, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(PermissionError):
+        os.pwrite(segment.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    seen[:] = 8
+    assert (array == 7).all()
+    array[:] = 9
+    alone = Reader(arena)
+    assert alone.receive(array) is None, "who alone is sent something gets a copy that he can write to"
+
+
+def test_without_such_a_seal_what_several_are_sent_is_copied(monkeypatch):
+    """Linux before 5.1."""
+    monkeypatch.setattr(shared, "_FUTURE_WRITE", 1 << 20)
+    arena = Arena(4 * SIZE)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    assert Reader(arena, private=True).receive(array) is None
+    assert Reader(arena).receive(array) is not None
 
 
 def test_a_view_of_a_view_keeps_the_loan():

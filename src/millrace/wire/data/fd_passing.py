@@ -104,6 +104,7 @@ class FdChannel:
         self._shown: dict[int, bool] = {}  # segments that the peer has mapped, whether privately
         self._numbers = count()
         self._borrower = object()
+        self._copies = object(), object()  # owners of segments for copies, of what the peer maps as it is and privately
 
     def send(
         self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = (), *, shared: bool = False
@@ -211,7 +212,7 @@ class FdChannel:
             at += len(view)
         if size < _COPIED_TOTAL:
             return
-        memory = arena.take(size)
+        memory = arena.take(size, self._copies[load.shared])
         if memory is None:
             return
         for index, start in copies:
