@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from millrace.elements.chunk import Chunk
 from millrace.elements.tree import nbytes, nbytes_of
+from millrace.host_limits import run_delay_s
 
 clock = time.perf_counter
 
@@ -94,14 +95,22 @@ class Loop:
     began: float = 0.0
     ended: float = 0.0
     waited_s: float = 0.0
+    _at_begin: tuple[float, float] = (0.0, 0.0)
+    _at_end: tuple[float, float] | None = None
 
     @property
     def read_s(self) -> float:
         """Seconds since it began."""
         return (self.ended or clock()) - self.began if self.began else 0.0
 
+    def cores_s(self) -> tuple[float, float]:
+        """Measure seconds of processor time that this process had meanwhile, and those in which it lacked a core."""
+        (cpu_s, delayed_s), (cpu_before_s, delayed_before_s) = self._at_end or _cores_s(), self._at_begin
+        return cpu_s - cpu_before_s, max(0.0, delayed_s - delayed_before_s)  # threads that have ended do not count
+
     def timed(self, chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:
         """Time chunks."""
+        self._at_begin = _cores_s()
         self.began = asked = clock()
         try:
             for chunk in chunks:
@@ -111,6 +120,11 @@ class Loop:
             self.waited_s += clock() - asked
         finally:
             self.ended = clock()
+            self._at_end = _cores_s()
+
+
+def _cores_s() -> tuple[float, float]:
+    return time.process_time(), run_delay_s()
 
 
 def close(chunks: Iterator[object]) -> None:

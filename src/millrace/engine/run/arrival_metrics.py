@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import msgspec
 from millrace.engine.metrics import Loop, Measure, Totals
 from millrace.engine.threads.operator_threads import OperatorThreads
 from millrace.graph.nodes import Graph
-from millrace.host_limits import run_delay_s
 from millrace.protocol.reports import NodeMeasure
 
 
@@ -61,7 +59,7 @@ class ArrivalMetrics:
             loop.waited_s / given if given else 0.0,
             cores=self._cores,
             used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
-            delayed=delayed(time.process_time(), run_delay_s()),
+            delayed=delayed(*loop.cores_s()),
             elsewhere=BEFORE_DISTRIBUTE,
         )
         found = service["bottleneck"]

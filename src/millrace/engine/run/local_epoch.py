@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,6 @@ from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
-from millrace.host_limits import run_delay_s
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
 from millrace.planning.epoch_shape import FRESH, RunShape
@@ -380,7 +378,7 @@ class LocalIterator(ElementIterator):
             loop.waited_s / handed_out if handed_out else 0.0,
             cores=program.cores,
             used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
-            delayed=delayed(time.process_time(), run_delay_s()),
+            delayed=delayed(*loop.cores_s()),
         )
         return {
             "batch_time_s": load.batch_s or None,
