@@ -8,6 +8,7 @@ travel: workers have them, or say that they lack them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -15,6 +16,7 @@ import os
 import pkgutil
 import sys
 import sysconfig
+import threading
 import tokenize
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -144,13 +146,29 @@ def imports_of(module: Module) -> tuple[tuple[str, bool], ...]:
     ``from a import b`` gives ``a``, and ``a.b`` as a possibility, for b may be a module or not.
     """
     try:
-        tree = ast.parse(module.source)
+        tree = _parse(module.source)
     except (SyntaxError, ValueError):
         return ()  # it can't have been imported; if the worker ever does, it says the same
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     visitor = _Imports(package, look_into_calls="import_module" in module.source or "__import__" in module.source)
     visitor.visit(tree)
     return tuple(visitor.found)
+
+
+_parsing = threading.RLock()
+_TRIES = 10
+
+
+def _parse(source: str) -> ast.Module:
+    """Parse a module, though other threads do so, too.
+
+    CPython counts the depth of trees for all threads together, and raises a ``SystemError`` where one has let another
+    parse in between (github.com/python/cpython/issues/106905). Nothing is wrong with the source then.
+    """
+    for _ in range(_TRIES):
+        with contextlib.suppress(SystemError), _parsing:
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 _CONDITIONAL = (

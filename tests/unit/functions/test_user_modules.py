@@ -255,3 +255,28 @@ def test_absolute_names_stay():
     assert resolve("a.b", 0, None) == "a.b"
     assert resolve("a", 1, None) is None
     assert resolve("a", 1, "") is None
+
+
+def test_modules_are_looked_into_though_python_mixes_up_what_several_threads_parse(monkeypatch):
+    """A collection amid the making of a tree may let another thread make one, and Python counts their depths together."""
+    parse, tries = ast.parse, 0
+
+    def mixed_up(source: str) -> ast.Module:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise SystemError("AST constructor recursion depth mismatch (before=48, after=44)")
+        return parse(source)
+
+    monkeypatch.setattr(ast, "parse", mixed_up)
+    assert imports_of(Module("mixed_up", "import json", "m.py")) == (("json", True),)
+    assert tries == 4
+
+
+def test_what_python_never_gets_right_is_said(monkeypatch):
+    def never(_source: str) -> ast.Module:
+        raise SystemError("AST constructor recursion depth mismatch (before=48, after=44)")
+
+    monkeypatch.setattr(ast, "parse", never)
+    with pytest.raises(SystemError, match="mismatch"):
+        imports_of(Module("never", "import json", "m.py"))
