@@ -107,8 +107,8 @@ class ItemServer:
                 match message:
                     case msg.AskItems(numbers=numbers, keys=keys):
                         self._asked(peer, tenant, numbers, keys)
-                    case msg.InsertItem(key=key):
-                        self._inserted(peer, tenant, key, memoryview(payload).cast("B"))
+                    case msg.InsertItem(key=key, label=label):
+                        self._inserted(peer, tenant, key, memoryview(payload).cast("B"), label)
                     case msg.ReleaseItem(key=key):
                         self._released(peer, _checked(tenant, key))
         finally:
@@ -145,8 +145,10 @@ class ItemServer:
         by_content, by_name = map(iter, self._store.find(contents, names))
         return [next(by_content if key[:1] == msg.CONTENT else by_name) for key in keys]
 
-    def _inserted(self, peer: _Peer, tenant: bytes, key: bytes, data: memoryview) -> None:
+    def _inserted(self, peer: _Peer, tenant: bytes, key: bytes, data: memoryview, label: bytes) -> None:
         checked = _checked(tenant, key)
+        if len(label) > msg.MOST_LABEL_BYTES:
+            raise ProtocolError(f"{len(label)} bytes came as the label of an item")
         content = content_of(data)
         if checked[:1] == msg.CONTENT and checked[1:] != content:
             # The file has changed since its digest was made, or somebody lies: either is that peer's own trouble.
@@ -155,7 +157,7 @@ class ItemServer:
             self._released(peer, checked)
             return
         name = checked[1:] if checked[:1] == msg.NAME else None
-        kept = self._store.add(data, content, name)
+        kept = self._store.add(data, content, name, label)
         with self._lock:
             waiting = self._claims.inserted(checked)
             self._counts["inserted"] += 1

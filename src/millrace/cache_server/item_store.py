@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.errors import CacheError
@@ -26,7 +26,7 @@ from millrace.private_folder import make_private, private
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_LAYOUT = 1
+_LAYOUT = 2
 _INDEX = "index.db"
 _LOCK = "lock"
 _OURS = re.compile(r"index\.db(-wal|-shm|-journal)?|lock|\d{8}\.segment")
@@ -35,8 +35,12 @@ _SEGMENTS = 256
 _SEGMENT_BYTES = 1 << 20, 1 << 30
 """Least and most bytes of a segment."""
 _OPEN_FILES = 128
+_LABELS_AT_ONCE = 16
+"""Labels that are written at a time, each to a segment of its own."""
+_BEGINNING_BYTES = 16
+"""Bytes of a label that say of what data it is."""
 _TABLES = f"""
-create table if not exists segments (number integer primary key, size integer not null);
+create table if not exists segments (number integer primary key, size integer not null, label blob not null);
 create table if not exists items (
     content blob primary key, segment integer not null, start integer not null, size integer not null,
     checksum integer not null
@@ -64,6 +68,13 @@ class StoredItem(NamedTuple):
     start: int
     size: int
     checksum: int
+
+
+class _Writing(NamedTuple):
+    """Segment that is written to, and its file."""
+
+    number: int
+    handle: int
 
 
 _Found = list[StoredItem | None]
@@ -97,12 +108,14 @@ class ItemStore:
                 _hold(self._held, folder)
                 self._base = self._open_index()
                 now = clock()
-                sizes = self._base.execute("select number, size from segments").fetchall()
-                self._sizes: dict[int, int] = dict(sizes)
+                rows = self._base.execute("select number, size, label from segments").fetchall()
+                self._sizes: dict[int, int] = {number: size for number, size, _ in rows}
+                self._labels: dict[int, bytes] = {number: label for number, _, label in rows}
                 (self._count,) = self._base.execute("select count(*) from items").fetchone()
                 self._used = dict.fromkeys(self._sizes, now)
-                self._current = max(self._sizes, default=0)  # its end may hold what is not in the index
-                self._writing = -1
+                self._last = max(self._sizes, default=0)
+                self._writing: dict[bytes, _Writing] = {}  # by label; what was written before may have ends of its own
+                self._kept: dict[bytes, frozenset[bytes]] = {}
                 self._remove_strangers()
                 while sum(self._sizes.values()) > most_bytes:
                     self._remove(min(self._sizes))
@@ -159,13 +172,14 @@ class ItemStore:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def add(self, data: Buffer, content: bytes, name: bytes | None = None) -> StoredItem | None:
+    def add(self, data: Buffer, content: bytes, name: bytes | None = None, label: bytes = b"") -> StoredItem | None:
         """Keep an item.
 
         Args:
             data: its bytes.
             content: their hash.
             name: under which it is to be found, too; one that leads to an item goes on leading to that.
+            label: of what goes together with it, see :meth:`keep_labels`; empty: it goes when it is not used.
 
         Returns:
             the item as it is there now; None: there is no room, or the disk has failed, which is said once.
@@ -176,7 +190,7 @@ class ItemStore:
             with self._lock, self._index() as base:
                 item = _found(base, _BY_CONTENT, content)
                 if item is None:
-                    item = self._append(view, checksum)
+                    item = self._append(view, checksum, label)
                     if item is None:
                         return None
                     base.execute("insert into items values (?, ?, ?, ?, ?)", (content, *item))
@@ -189,23 +203,40 @@ class ItemStore:
             self._complain("written", error)
             return None
 
-    def _append(self, view: memoryview, checksum: int) -> StoredItem | None:
-        """Write bytes behind the last ones, in the last segment or a new one; None: there is no room."""
+    def keep_labels(self, sets: Mapping[bytes, Collection[bytes]]) -> None:
+        """Keep of what is labelled this alone, from now on.
+
+        Args:
+            sets: by how labels begin, those that are kept; what begins otherwise is kept as before.
+        """
+        with self._lock, self._index():
+            self._kept = {beginning: frozenset(labels) for beginning, labels in sets.items()}
+            for number, label in list(self._labels.items()):
+                if not self._keeps(label):
+                    self._remove(number)
+
+    def _keeps(self, label: bytes) -> bool:
+        kept = self._kept.get(label[:_BEGINNING_BYTES]) if label else None
+        return kept is None or label in kept
+
+    def _append(self, view: memoryview, checksum: int, label: bytes) -> StoredItem | None:
+        """Write bytes behind the last ones of their label, there or in a new segment; None: there is no room."""
         size = view.nbytes
-        if size > self._most:
+        if size > self._most or not self._keeps(label):
             return None
-        if self._writing < 0 or self._sizes[self._current] + size > max(self._segment_bytes, size):
+        writing = self._writing.get(label)
+        if writing is None or self._sizes[writing.number] + size > max(self._segment_bytes, size):
             if not self._make_room(max(self._segment_bytes, size)):
                 return None
-            self._begin_segment()
-        start = self._sizes[self._current]
+            writing = self._begin_segment(label)
+        start = self._sizes[writing.number]
         at = start
         while view:
-            written = os.pwrite(self._writing, view, at)
+            written = os.pwrite(writing.handle, view, at)
             view, at = view[written:], at + written
-        self._sizes[self._current] = at
-        self._base.execute("update segments set size = ? where number = ?", (at, self._current))
-        return StoredItem(self._current, start, size, checksum)
+        self._sizes[writing.number] = at
+        self._base.execute("update segments set size = ? where number = ?", (at, writing.number))
+        return StoredItem(writing.number, start, size, checksum)
 
     def _make_room(self, size: int) -> bool:
         """Make room for a segment, if one is not in use."""
@@ -218,27 +249,31 @@ class ItemStore:
             self._remove(number)
         return True
 
-    def _begin_segment(self) -> None:
-        self._end_segment()
-        number = self._current + 1
-        self._writing = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-        self._current = number
-        self._base.execute("insert into segments values (?, 0)", (number,))
-        self._sizes[number], self._used[number] = 0, self._clock()
+    def _begin_segment(self, label: bytes) -> _Writing:
+        self._end_segment(label)
+        while len(self._writing) >= _LABELS_AT_ONCE:  # the room that is left in it stays empty
+            self._end_segment(next(iter(self._writing)))
+        number = self._last + 1
+        handle = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._last = number
+        self._writing[label] = writing = _Writing(number, handle)
+        self._base.execute("insert into segments values (?, 0, ?)", (number, label))
+        self._sizes[number], self._used[number], self._labels[number] = 0, self._clock(), label
+        return writing
 
-    def _end_segment(self) -> None:
-        if self._writing >= 0:
-            os.close(self._writing)
-            self._writing = -1
+    def _end_segment(self, label: bytes) -> None:
+        if (writing := self._writing.pop(label, None)) is not None:
+            os.close(writing.handle)
 
     def _remove(self, number: int) -> None:
         """Remove a segment and all that lies in it."""
-        if number == self._current:
-            self._end_segment()
+        label = self._labels[number]
+        if label in self._writing and self._writing[label].number == number:
+            self._end_segment(label)
         self._base.execute(_DROP_NAMES, (number,))
         self._count -= self._base.execute("delete from items where segment = ?", (number,)).rowcount
         self._base.execute("delete from segments where number = ?", (number,))
-        del self._sizes[number], self._used[number]
+        del self._sizes[number], self._used[number], self._labels[number]
         if (handle := self._files.pop(number, None)) is not None:
             os.close(handle)
         with contextlib.suppress(FileNotFoundError):
@@ -264,7 +299,8 @@ class ItemStore:
             if self._closed:
                 return
             self._closed = True
-            self._end_segment()
+            for label in list(self._writing):
+                self._end_segment(label)
             while self._files:
                 os.close(self._files.popitem()[1])
             self._base.close()

@@ -19,7 +19,13 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
-from millrace.protocol.cache_server_messages import CacheServerHello, CacheServerReport, CacheServerWelcome
+from millrace.protocol.cache_server_messages import (
+    CacheServerHello,
+    CacheServerReport,
+    CacheServerWelcome,
+    KeepChunks,
+    ToCacheServer,
+)
 from millrace.wire.address import WILDCARDS, format_address, parse_address
 from millrace.wire.backoff import delays
 from millrace.wire.control.client_session import ClientSession
@@ -146,12 +152,16 @@ class CacheServerProcess:
             try:
                 self._channel.connect()
                 answered, told = True, False
-                session = self._channel.open_session(CacheServerWelcome)
+                session = self._channel.open_session(ToCacheServer)
                 session.send(hello)
                 self._session = session
                 for message in session:
                     pauses = delays()
-                    self._heartbeat_s, self._secret = message.heartbeat_s, message.key
+                    match message:
+                        case CacheServerWelcome():
+                            self._heartbeat_s, self._secret = message.heartbeat_s, message.key
+                        case KeepChunks(sets=sets):
+                            self._store.keep_labels(dict(sets))
                 _logger.info("the dispatcher ended the session")
             except _FATAL as error:
                 self._error = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.protocol.cache_server_messages import CacheServerWelcome
+from millrace.protocol.cache_server_messages import ToCacheServer
 from millrace.protocol.messages import Failure, ToConsumer, ToWorker
 
 
@@ -19,7 +19,7 @@ class SendToCacheServer(msgspec.Struct, frozen=True):
     """Send on the session that the cache server has now; without it, the message is void."""
 
     server: str
-    message: CacheServerWelcome
+    message: ToCacheServer
 
 
 class CloseCacheServer(msgspec.Struct, frozen=True):

@@ -252,7 +252,7 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
     """
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        of_epoch = ("tasks", "shares", "pieces") if other.epoch == first.epoch else ()
+        of_epoch = ("tasks", "shares", "pieces", "chunks") if other.epoch == first.epoch else ()
         for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", *of_epoch):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(

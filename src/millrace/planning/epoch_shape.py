@@ -18,9 +18,12 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reused: a cache point below which all is as in the first epoch; -1: none.
+        chunks: the shuffle of the data takes so many parts of them one after the other, each in an order of its own
+            (:mod:`millrace.planning.chunks`); 0: all of them as one.
     """
 
     reused: int = -1
+    chunks: int = 0
 
     def for_runs(self) -> dict[str, Any]:
         """Fields of this class, to make a lease with."""

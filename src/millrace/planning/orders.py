@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.graph import nodes as g
+from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
 from millrace.planning.units import INFINITE, Positions, UnitMap
 
@@ -86,6 +87,38 @@ class FullPermutation:
         return (left << self._bits) | right
 
 
+class ChunkedPermutation:
+    """Order of the chunks of ``range(count)``, one after the other, each permuted as a key chooses.
+
+    Args:
+        count: size of the domain.
+        key: 64-bit number.
+        chunks: number of chunks, at most ``count``.
+    """
+
+    windowed = False
+
+    def __init__(self, count: int, key: int, chunks: int) -> None:
+        self._members, self._key = ChunkMembers(count, chunks), key
+        self._orders: dict[int, FullPermutation] = {}
+
+    def at(self, positions: Positions) -> Positions:
+        """Units at these positions, each in [0, count)."""
+        bounds, found = self._members.bounds, np.empty_like(positions)
+        which = np.searchsorted(bounds, positions, side="right") - 1
+        for chunk in np.unique(which).tolist():
+            chosen = np.flatnonzero(which == chunk)
+            if chunk not in self._orders:
+                size = int(bounds[chunk + 1] - bounds[chunk])
+                self._orders[chunk] = FullPermutation(size, derive(self._key, chunk))
+            found[chosen] = self._members.units(chunk, self._orders[chunk].at(positions[chosen] - bounds[chunk]))
+        return found
+
+    def stretches(self, positions: Positions) -> Iterator[Positions]:
+        """Units at these positions; any unit costs the same, so that they are read in one go."""
+        yield self.at(positions)
+
+
 class BlockOrder:
     """Order of blocks of units that a key chooses; within a block units follow one another.
 
@@ -147,10 +180,18 @@ class InputUnits(NamedTuple):
 
 
 class EpochOrders:
-    """Orders of all shuffles of a graph in one epoch."""
+    """Orders of all shuffles of a graph in one epoch.
 
-    def __init__(self, units: UnitMap, seed: int, epoch: int) -> None:
-        self.units, self.seed, self.epoch = units, seed, epoch
+    Args:
+        units: of the graph.
+        seed: the job's.
+        epoch: number of the epoch.
+        chunks: as in the epoch's shape, see :class:`~millrace.planning.epoch_shape.RunShape`.
+    """
+
+    def __init__(self, units: UnitMap, seed: int, epoch: int, chunks: int = 0) -> None:
+        self.units, self.seed, self.epoch, self.chunks = units, seed, epoch, chunks
+        self._in_chunks = shuffle_in_chunks(units) if chunks else None
 
     def key(self, number: int, repetition: int) -> int:
         """Key of the order of shuffle ``number``; the same in every epoch and repetition unless it reshuffles."""
@@ -167,6 +208,8 @@ class EpochOrders:
         units, key = self.units, self.key(number, repetition)
         child = units.graph.id_of(self._shuffle(number).inputs[0])
         below = units.of(child)
+        if number == self._in_chunks:
+            return ChunkedPermutation(below.count, key, self.chunks)
         if units.permutes(number):
             return FullPermutation(below.count, key)
         if below.count >= INFINITE:

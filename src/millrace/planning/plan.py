@@ -21,6 +21,7 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
+from millrace.planning.chunks import ChunkMembers, most_chunks, shuffle_in_chunks
 from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
@@ -32,6 +33,7 @@ _TASK_BYTES = 32 << 20
 _SMALL_TASK_BYTES = 1 << 20
 _SMALL_TASK_ELEMENTS = 64
 _SOME_TASKS = 16
+_MOST_TASKS_OF_SMALL_CHUNKS = 64
 _GROUPS_PER_TASK = 8
 
 
@@ -124,12 +126,14 @@ class Plan:
         exact: each unit gives one element.
         equal: consumers that are dealt the tasks in turn get equally many elements, but for the last ``left_out``.
         left_out: number of elements that nobody gets, so that all get equally many.
+        chunks: number of chunks that no task reads two of, but for the outputs at their edges; 0: there are none.
         cycle: units in a pass of what is repeated without end, if it could give nothing; else 0.
         warnings: what the user should know about it, a sentence each.
     """
 
     equal = False
     left_out = 0
+    chunks = 0
 
     def __init__(
         self,
@@ -140,6 +144,7 @@ class Plan:
         tails: bool = False,
         exact: bool = False,
         cycle: int = 0,
+        mains: int | None = None,
         warnings: tuple[str, ...] = (),
     ) -> None:
         self.warnings, self.exact, self.cycle = warnings, exact, cycle
@@ -149,7 +154,7 @@ class Plan:
         if self._sequence:
             self.length: int | None = 1
             return
-        self._mains = -(-self._period // size) if units else 0
+        self._mains = (-(-self._period // size) if units else 0) if mains is None else mains
         self._levels = _levels(self._mains) if tails else 0
         self._round = _tree(self._mains, self._levels) if tails and self._mains > 1 else self._mains
         rounds = -(-units // self._period) if units else 0
@@ -197,6 +202,10 @@ class Plan:
     def undivided(self) -> list[Piece]:
         """Pieces that no task has."""
         return []
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """Tasks of chunk ``number``, tails behind them included: the first, and one past the last."""
+        raise IndexError(f"chunk {number} of a plan without chunks")
 
     def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
         start = number * self._size
@@ -336,6 +345,44 @@ class EqualPlan(Plan):
             start, number = end, number + 1
 
 
+class ChunkedPlan(Plan):
+    """Plan whose tasks lie within chunks of the data, so that these can be read in any order.
+
+    Args:
+        bounds: units before each chunk, and all units: at least one in each chunk.
+        size: units of a task, about.
+        tails: as in :class:`Plan`, and ``exact``.
+    """
+
+    def __init__(self, bounds: Sequence[int], size: int, *, tails: bool = False, exact: bool = False) -> None:
+        sizes = [stop - start for start, stop in itertools.pairwise(bounds)]
+        wanted = math.ceil(max(sizes) / size)
+        if tails and wanted > FAN_IN:  # a tail takes from one chunk, but for those above it
+            wanted = math.ceil(wanted / FAN_IN) * FAN_IN
+        self._each, self._bounds, self.chunks = min(wanted, *sizes), bounds, len(sizes)
+        super().__init__(bounds[-1], size, tails=tails, exact=exact, mains=self._each * len(sizes))
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """Tasks of chunk ``number``, tails behind them included: the first, and one past the last."""
+        assert self.length is not None
+        last = number + 1 == self.chunks
+        return self.main(number * self._each), self.length if last else self.main((number + 1) * self._each)
+
+    def before(self, index: int) -> int:
+        """Count the outputs of the tasks before ``index``, where each unit gives one; without tails."""
+        return self._units if index >= self._mains else self._begin(index)
+
+    def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
+        del turn  # there is one
+        stop = self._units if number + 1 == self._mains else self._begin(number + 1)
+        return Task(index, self._begin(number), stop, (), parent)
+
+    def _begin(self, number: int) -> int:
+        chunk, part = divmod(number, self._each)
+        start, stop = self._bounds[chunk], self._bounds[chunk + 1]
+        return start + (stop - start) * part // self._each
+
+
 def make_plan(
     graph: Graph,
     tables: Mapping[int, SplitTable] | Mapping[int, TableSummary],
@@ -344,6 +391,7 @@ def make_plan(
     seed: int = 0,
     ranks: int | None = None,
     pieces: Sequence[Piece] = (),
+    chunks: int = 0,
 ) -> Plan:
     """Cut one epoch of ``graph`` into tasks.
 
@@ -354,15 +402,20 @@ def make_plan(
         seed: the job's seed.
         ranks: consumers that are to get equally many elements; None: it does not matter.
         pieces: what is left of the epoch; empty: all of it.
+        chunks: of the epoch, as in its shape; at most as many as it has units.
 
     Raises:
         StateError: an epoch has not so many elements as the pieces.
     """
-    return plan_of(UnitMap(graph, tables, seed), tasks, ranks, pieces)
+    return plan_of(UnitMap(graph, tables, seed), tasks, ranks, pieces, chunks)
 
 
 def plan_of(
-    units_of: UnitMap, tasks: int | None = None, ranks: int | None = None, pieces: Sequence[Piece] = ()
+    units_of: UnitMap,
+    tasks: int | None = None,
+    ranks: int | None = None,
+    pieces: Sequence[Piece] = (),
+    chunks: int = 0,
 ) -> Plan:
     """Make a plan as :func:`make_plan` does, of an analysis that is there already."""
     graph = units_of.graph
@@ -378,6 +431,8 @@ def plan_of(
         raise StateError(f"the state is damaged: it says that more is left than the {root.count} elements of an epoch")
     if (ranks is not None or pieces) and root.yields is Cardinality.ONE and root.count < INFINITE:
         return EqualPlan(root.count, _size(root, tasks), ranks or 1, pieces)
+    if chunks:
+        return _chunked(units_of, root, tasks, chunks)
     return Plan(
         root.count,
         _size(root, tasks),
@@ -386,6 +441,24 @@ def plan_of(
         exact=root.yields is Cardinality.ONE,
         cycle=_cycle(units_of) if root.count >= INFINITE else 0,
     )
+
+
+def _chunked(units_of: UnitMap, root: Units, tasks: int | None, chunks: int) -> Plan:
+    shuffle = shuffle_in_chunks(units_of)
+    if shuffle is None or not 0 < chunks <= most_chunks(units_of):
+        raise StateError(
+            f"the state is damaged: it says that the {root.count} units of an epoch are read in {chunks} chunks"
+        )
+    count = units_of.of(shuffle).count
+    # Where units of the root are batches, one at an edge has elements of two chunks.
+    bounds = [int(bound) * root.count // count for bound in ChunkMembers(count, chunks).bounds]
+    size = _size(root, tasks)
+    if tasks is None:
+        # A job has some tasks ahead, which should be a small part of a chunk.
+        elements = _SMALL_TASK_ELEMENTS / root.reads
+        small = min(root.count / chunks / _SOME_TASKS, max(elements, root.count / chunks / _MOST_TASKS_OF_SMALL_CHUNKS))
+        size = max(_whole_groups(root), min(size, math.ceil(small)))
+    return ChunkedPlan(bounds, size, tails=root.collecting, exact=root.yields is Cardinality.ONE)
 
 
 def _cycle(units_of: UnitMap) -> int:

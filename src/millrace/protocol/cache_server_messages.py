@@ -4,6 +4,7 @@
       | CacheServerHello ------------------->   |                                 |
       | <-------------- CacheServerWelcome(key) | CacheServersKnown ----------->  |
       | CacheServerReport (now and then) ---->  |                                 |
+      | <----------------- KeepChunks (changes) |                                 |
 
 Items go between workers and cache servers directly, see :mod:`millrace.protocol.source_cache_messages`.
 """
@@ -69,6 +70,16 @@ class CacheServerWelcome(Message, frozen=True, tag="CacheServerWelcome"):
     key: bytes = b""
 
 
+class KeepChunks(Message, frozen=True, tag="KeepChunks"):
+    """To cache servers: of these data sets, keep what is labelled so and nothing else that bears their names.
+
+    Attributes:
+        sets: (name, labels) of each, see :func:`~millrace.protocol.source_cache_messages.chunk_label`.
+    """
+
+    sets: list[tuple[bytes, list[bytes]]]
+
+
 class CacheServersKnown(Message, frozen=True, tag="CacheServersKnown"):
     """To workers: the data ports of all cache servers that are there."""
 
@@ -77,4 +88,5 @@ class CacheServersKnown(Message, frozen=True, tag="CacheServersKnown"):
 
 OfCaches = BlocksKnown | MeasureStore | CacheServersKnown
 """Messages to workers about caches of either kind."""
+ToCacheServer = CacheServerWelcome | KeepChunks
 FromCacheServer = CacheServerHello | CacheServerReport

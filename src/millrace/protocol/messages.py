@@ -35,7 +35,7 @@ from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised when a message changes in a way that an older peer would misread, or a task's output would be another one:
 processes of one service have equal protocols, whatever versions of millrace they are."""
 

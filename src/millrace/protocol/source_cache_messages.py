@@ -12,6 +12,8 @@ Each number is answered once, in any order.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from millrace.protocol.data_messages import BulkMessage
@@ -26,6 +28,20 @@ MOST_ASKED = 4096
 """Numbers of a connection that may wait for their answers at a time."""
 
 
+MOST_LABEL_BYTES = 24
+"""Bytes of a label at most."""
+
+
+def name_of_data(source: str) -> bytes:
+    """Name the data of a source by what identifies its listing: 16 bytes, the same in each job that reads them."""
+    return hashlib.blake2b(source.encode(errors="surrogateescape"), digest_size=16).digest()
+
+
+def chunk_label(data: bytes, chunks: int, chunk: int) -> bytes:
+    """Label the items of a chunk of a data set, whose name is 16 bytes long; all its labels begin with that."""
+    return data + chunks.to_bytes(4, "big") + chunk.to_bytes(4, "big")
+
+
 class AskItems(BulkMessage, frozen=True, tag="AskItems"):
     """Ask for the items of these keys, each under a positive number that isn't used meanwhile.
 
@@ -37,9 +53,13 @@ class AskItems(BulkMessage, frozen=True, tag="AskItems"):
 
 
 class InsertItem(BulkMessage, frozen=True, tag="InsertItem"):
-    """Keep the payload under this key, and give it to those who wait for it."""
+    """Keep the payload under this key, and give it to those who wait for it.
+
+    ``label`` is that of the chunk which it belongs to; empty: of none.
+    """
 
     key: bytes
+    label: bytes = b""
 
 
 class ReleaseItem(BulkMessage, frozen=True, tag="ReleaseItem"):

@@ -38,7 +38,7 @@ class _Files:
     def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Iterator[Entry]:
         size, stamp = self._sizes[unit], self._stamps[unit] if len(self._stamps) else 0
         content = b"" if self._check is None else self._check.content(unit)
-        yield Entry(self._locations[unit], 0, size, stamp, size, content)
+        yield Entry(self._locations[unit], 0, size, stamp, size, content, unit)
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         units = positions if isinstance(positions, range) else positions.tolist()

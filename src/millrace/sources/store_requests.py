@@ -34,6 +34,7 @@ class Entry(NamedTuple):
             nobody knows it.
         size: bytes of the whole file as listed; -1 if nobody knows it.
         content: SHA-256 of the bytes of the range, as a digest has it; empty if nobody knows it.
+        item: number of the item that it is among those of its source; -1: it is none, or a part of one.
     """
 
     location: str
@@ -42,6 +43,7 @@ class Entry(NamedTuple):
     version: str | int = ""
     size: int = -1
     content: bytes = b""
+    item: int = -1
 
     @property
     def bytes(self) -> int:

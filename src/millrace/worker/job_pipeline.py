@@ -14,9 +14,11 @@ from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import MillraceError, PipelineError, ProtocolError
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
+from millrace.planning.chunks import ChunkMembers
 from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
+from millrace.protocol.source_cache_messages import chunk_label, name_of_data
 from millrace.wire.control.blob_transfer import digest_of
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class JobPipeline:
         self.seen: int | None = None
         """Number of files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
+        self._chunks = 0
 
     def update(self, opened: OpenJob) -> None:
         """Take in what more the dispatcher says (the tables) of the same job."""
@@ -176,6 +179,20 @@ class JobPipeline:
                     tier=self.sources,
                 )
             return self._program
+
+    def label_chunks(self, chunks: int) -> None:
+        """Have what cache servers keep for this job labelled by the chunk of the data that it belongs to."""
+        if self.sources is None or self._chunks == chunks:
+            return
+        with self._lock:
+            if self._chunks == chunks:
+                return
+            graph, _ = self._unpack()
+            tables = self._tables(self.opened.tables)
+            (table,) = tables.values()
+            data, members = name_of_data(prints(graph, tables)[0]), ChunkMembers(table.count, chunks)
+            self.sources.label = lambda item: chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
+            self._chunks = chunks
 
     def measures(self) -> list[NodeMeasure]:
         """Measure what each operator did so far."""

@@ -86,10 +86,14 @@ class SourceCache:
     Args:
         connect: opens a connection to the cache server of an address.
         servers: their addresses.
+
+    Attributes:
+        label: finds the label of the chunk that an item belongs to; None: the data are read as a whole.
     """
 
     def __init__(self, connect: Callable[[str], DataConnection], servers: Sequence[str]) -> None:
         self._connect = connect
+        self.label: Callable[[int], bytes] | None = None
         self._lock = threading.Lock()
         self._links: dict[str, _Link] = {}
         self._order: list[_Link] = []
@@ -122,11 +126,11 @@ class SourceCache:
         def read(entry: Entry, watch: RequestWatch) -> bytes:
             # A second request is made where the first one takes long at the store.
             key = None if watch.second else key_of(entry)
-            return fetch(entry, watch) if key is None else self._read(key, entry.bytes, lambda: fetch(entry, watch))
+            return fetch(entry, watch) if key is None else self._read(key, entry, lambda: fetch(entry, watch))
 
         return read
 
-    def _read(self, key: bytes, size: int, fetch: Callable[[], bytes]) -> bytes:
+    def _read(self, key: bytes, entry: Entry, fetch: Callable[[], bytes]) -> bytes:
         """Read the bytes of a key; two threads that ask for the same ones read them once."""
         with self._lock:
             future = self._under_way.get(key)
@@ -137,7 +141,7 @@ class SourceCache:
             # Whatever keeps the other from it (that nobody wants it there any more, say) need not keep this one.
             return fetch() if future.exception() is not None else future.result()
         try:
-            data = self._obtain(key, size, fetch)
+            data = self._obtain(key, entry, fetch)
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -148,11 +152,11 @@ class SourceCache:
             with self._lock:
                 del self._under_way[key]
 
-    def _obtain(self, key: bytes, size: int, fetch: Callable[[], bytes]) -> bytes:
+    def _obtain(self, key: bytes, entry: Entry, fetch: Callable[[], bytes]) -> bytes:
         with self._lock:
             link = self._order[self._owners[rendezvous.slot_of(key)]] if self._order else None
         found = None if link is None else link.ask(key)
-        if isinstance(found, bytes) and len(found) == size:
+        if isinstance(found, bytes) and len(found) == entry.bytes:
             return found
         if link is None or found != _FETCH:
             return fetch()
@@ -161,7 +165,7 @@ class SourceCache:
         except BaseException:
             link.release(key)
             raise
-        link.insert(key, data)
+        link.insert(key, data, b"" if entry.item < 0 or self.label is None else self.label(entry.item))
         return data
 
     def close(self) -> None:
@@ -194,10 +198,10 @@ class _Link:
             self._pauses = delays()
         return answer
 
-    def insert(self, key: bytes, data: bytes) -> None:
+    def insert(self, key: bytes, data: bytes, label: bytes) -> None:
         """Have an item kept; waits while too much is on its way."""
         if (session := self._session) is not None:
-            session.insert(key, data)
+            session.insert(key, data, label)
 
     def release(self, key: bytes) -> None:
         """Have others fetch what could not be fetched here."""
@@ -304,14 +308,14 @@ class _Session:
     def say(self, message: msg.CacheRequest) -> None:
         self._queue.put((message, b""))
 
-    def insert(self, key: bytes, data: bytes) -> None:
+    def insert(self, key: bytes, data: bytes, label: bytes) -> None:
         with self._room:
             while self.live and self._unsent and self._unsent + len(data) > _UNSENT_BYTES:
                 self._room.wait()
             if not self.live:
                 return
             self._unsent += len(data)
-        self._queue.put((msg.InsertItem(key), data))
+        self._queue.put((msg.InsertItem(key, label), data))
 
     def close(self) -> None:
         """End the connection, and tell all who wait that there is no answer."""

@@ -36,7 +36,8 @@ def _task_of(program: Program, lease: LeaseTask) -> Task:
     """Find the task that a lease has run."""
     if lease.parts:
         return Task(lease.ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
-    return program.plan.task(lease.ref.task if lease.run < 0 else lease.run)
+    plan = program.plan_in_chunks(lease.chunks) if lease.chunks else program.plan
+    return plan.task(lease.ref.task if lease.run < 0 else lease.run)
 
 
 def _until(run: Iterator[Chunk], failures: list[Exception]) -> Iterator[Chunk]:
@@ -168,6 +169,8 @@ class _Run:
         going = lane.ask(inp.BeginOutputs(first, program.changed() if keep and lease.again else ""))
         assert isinstance(going, act.GoOn)
         task = _task_of(program, lease)
+        if lease.chunks:
+            self._job.label_chunks(lease.chunks)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         self._expect(program, [lease, *going.coming])

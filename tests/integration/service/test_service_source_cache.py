@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +51,46 @@ def test_seven_jobs_read_each_file_once(store: Store, tmp_path: Path):
         wait_for_cache(another)
         assert epoch(store, another, "another") == list(range(FILES))
         assert sum(store.read.values()) <= 1.3 * FILES, "what one service has read another one finds"
+
+
+def test_data_larger_than_the_cache_are_read_in_chunks_two_of_which_are_kept(tmp_path: Path):
+    count, size = 320, 50_000
+    with web_store(count, size) as store:
+        dataset = mr.Dataset.from_files(store.urls).shuffle(count, seed=5).map(number_of)
+        most = count * size // 4
+        with (
+            mr.LocalService(2, 2, source_cache=str(tmp_path / "cache"), source_cache_bytes=most) as service,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            wait_for_cache(service)
+
+            def read(number: int) -> list[int]:
+                shuffled = mr.Dataset.from_files(store.urls).shuffle(count).map(number_of)
+                with shuffled.distribute(service.address, job_name=f"job-{number}", seed=number) as reading:
+                    return list(reading)
+
+            orders = list(pool.map(read, range(2)))
+            assert [sorted(order) for order in orders] == [list(range(count))] * 2
+            assert orders[0] != orders[1]
+            assert sum(store.read.values()) < 2 * count
+
+            with dataset.distribute(service.address, job_name="stopped", seed=5) as stopped:
+                reading = iter(stopped)
+                first = [next(reading) for _ in range(count // 3)]
+                state = stopped.state_dict()
+            assert state["chunks"] == 10
+        with contextlib.closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index:
+            kept = [label for (label,) in index.execute("select distinct label from segments")]
+        assert 0 < len(kept) <= 2
+        assert {int.from_bytes(label[16:20], "big") for label in kept} == {10}
+        # Without a cache, what is left is still what the state says, in chunks.
+        dataset.load_state_dict(state)
+        assert sorted(first + list(dataset)) == list(range(count))
+        assert sorted(dataset) == list(range(count)), "the next epoch is read as a whole"
+
+
+def number_of(file: Any) -> int:
+    return int.from_bytes(file["bytes"][:4], "big")
 
 
 def wait_for_cache(service: mr.LocalService) -> Any:

@@ -207,3 +207,82 @@ def test_all_can_be_removed(open_store, tmp_path):
     assert read(store, name=b"one") is None
     assert not list((tmp_path / "cache").glob("*.segment"))
     assert add(store, b"x" * 1000, b"one")
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def labelled(data: str, chunk: int) -> bytes:
+    return data.encode().ljust(16, b".") + bytes([chunk])
+
+
+def put(store: ItemStore, data: bytes, label: bytes) -> bool:
+    return store.add(data, content_of(data), None, label) is not None
+
+
+def has(store: ItemStore, data: bytes) -> bool:
+    return read(store, content=content_of(data)) == data
+
+
+def test_what_is_labelled_goes_together_and_at_once(open_store, tmp_path):
+    store = open_store()
+    one, two, other = labelled("data", 1), labelled("data", 2), labelled("others", 1)
+    for number in range(20):
+        for label in (one, two, other, b""):
+            assert put(store, b"%d" % number + label, label)
+    store.keep_labels({one[:16]: [two]})
+    assert not any(has(store, b"%d" % number + one) for number in range(20))
+    for label in (two, other, b""):
+        assert all(has(store, b"%d" % number + label) for number in range(20))
+    files = [each for each in (tmp_path / "cache").iterdir() if each.suffix == ".segment"]
+    assert len(files) == 3, "its files have gone"
+    assert not put(store, b"late", one), "what comes later is not kept"
+    assert put(store, b"more", two)
+
+
+def test_room_of_labels_that_are_over_is_there_for_others(open_store):
+    store = open_store(4 * MIB)
+    one, two = labelled("data", 1), labelled("data", 2)
+    item = os.urandom(MIB // 2)
+    for number in range(8):
+        assert put(store, bytes([number]) + item[1:], one)
+    assert not put(store, bytes([100]) + item[1:], two)
+    store.keep_labels({one[:16]: [two]})
+    for number in range(100, 108):
+        assert put(store, bytes([number]) + item[1:], two)
+    assert store.totals[1] <= 4 * MIB
+
+
+def test_labels_are_known_after_a_restart(open_store):
+    store = open_store()
+    one, two = labelled("data", 1), labelled("data", 2)
+    assert put(store, b"first", one)
+    assert put(store, b"second", two)
+    store.close()
+    store = open_store()
+    assert has(store, b"first")
+    store.keep_labels({one[:16]: [two]})
+    assert not has(store, b"first")
+    assert has(store, b"second")
+
+
+def test_more_labels_than_are_written_at_a_time(open_store):
+    store = open_store()
+    labels = [labelled("data", number) for number in range(100)]
+    for turn in range(2):
+        for label in labels:
+            assert put(store, label + bytes([turn]), label)
+    assert all(has(store, label + bytes([turn])) for turn in range(2) for label in labels)
+    store.keep_labels({labels[0][:16]: labels[:1]})
+    assert store.totals[0] == 2
+
+
+def test_a_label_that_is_kept_again_is_kept(open_store):
+    store = open_store()
+    one = labelled("data", 1)
+    store.keep_labels({one[:16]: []})
+    assert not put(store, b"no", one)
+    store.keep_labels({one[:16]: [one]})
+    assert put(store, b"yes", one)
+    store.keep_labels({})
+    assert put(store, b"and what nobody speaks of", labelled("data", 2))

@@ -44,6 +44,7 @@ class FakePlan:
         self.exact = not fan_in
         self.equal = False
         self.left_out = 0
+        self.chunks = 0
         self.cycle = cycle
         self.gives = gives
         self.mains = mains
@@ -289,7 +290,7 @@ class Service:
         self.answers_of_store: deque[Any] = deque()
 
     def fresh_state(self) -> State:
-        def planner(graph: Any, tables: Any, *, tasks: Any, seed: Any, ranks: Any, pieces: Any) -> Any:
+        def planner(graph: Any, tables: Any, *, tasks: Any, seed: Any, ranks: Any, pieces: Any, chunks: Any) -> Any:
             return self.plan
 
         return State(self.settings, planner=planner, checked=self.checked)

@@ -206,7 +206,7 @@ def test_listing_fails_or_the_plan_does_and_only_that_job():
     service.run()
     assert good.done
 
-    def refuse(graph, tables, *, tasks, seed, ranks, pieces):
+    def refuse(graph, tables, *, tasks, seed, ranks, pieces, chunks):
         raise PipelineError("take after filter")
 
     service.state._planner = refuse

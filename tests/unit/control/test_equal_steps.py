@@ -248,7 +248,7 @@ class Divided(Service):
     def fresh_state(self):
         return State(self.settings, planner=self._planned)
 
-    def _planned(self, graph, tables, *, tasks, seed, ranks, pieces):
+    def _planned(self, graph, tables, *, tasks, seed, ranks, pieces, chunks):
         return EqualPlan(self.units, 4, ranks or 1, pieces) if ranks or pieces else Plan(self.units, 4, exact=True)
 
 

@@ -9,13 +9,14 @@ import random
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
 
+import millrace as mr
 from millrace.control import inputs as inp
 from millrace.control.journal import snapshot
 from millrace.control.journal.epoch_events import EpochResumed
@@ -24,13 +25,18 @@ from millrace.control.journal.snapshot import dump
 from millrace.control.journal.task_events import TaskLeased, TaskSpared
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal_file import SqliteJournal
+from millrace.graph.notation import graph_of
+from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.plan import ChunkedPlan
+from millrace.planning.split_table import TableSummary
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.policies.scaling import hpa
 from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured
+from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.protocol.reports import Flow, LaneReport, Pace
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,6 +65,7 @@ def live() -> Service:
     _end_equally(service)
     _repeat_nothing(service)
     _coordinate(service)
+    _read_in_chunks(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -322,6 +329,26 @@ def _repeat_nothing(service: Service) -> None:
                 service.finish(worker, lease)
     service.plan = usual
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _read_in_chunks(service: Service) -> None:
+    """A job whose data are larger than the source cache."""
+    hello = CacheServerHello("cache", "cache:1", most_bytes=250_000)
+    service.say(inp.CacheServerSaid("cache", hello))
+    files = graph_of(mr.Dataset.from_files("s3://bucket/*.jpg").shuffle(10))
+    assert files is not None
+    usual, service.plan = service.plan, cast("FakePlan", ChunkedPlan(range(0, 110, 10), 5))
+    peer = service.join("in chunks", "in chunks", structure=pack(files)[0])
+    for worker in service.workers.values():
+        for asked in [each for each in worker.planning if each.job == "in chunks"]:
+            worker.planning.remove(asked)
+            tables = {0: TableSummary(cheap=True, count=100, bytes=1_000_000)}
+            listed = msg.SourcesListed("in chunks", tables, service.prints, [], "tables")
+            service.say(inp.WorkerSaid(worker.name, listed))
+    assert service.state.caches.source_chunks
+    service.plan = usual
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    service.say(inp.CacheServerSessionLost("cache"))
 
 
 def _coordinate(service: Service) -> None:

@@ -6,7 +6,6 @@ from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import metrics
 from millrace.engine.metrics import Loop
 
-
 A, B = (Chunk([name], Origin(0, 0), range(1)) for name in "ab")
 
 

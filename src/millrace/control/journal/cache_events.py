@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Event, JobEvent
-from millrace.control.state.cache_state import CachedPoint, CacheMode, Use
+from millrace.control.state.cache_state import DATA_SETS, CachedPoint, CacheMode, KeptChunks, Use
 from millrace.control.state.state import State
 from millrace.policies.caching.autocache import Kind
 from millrace.protocol.cache_messages import KeptBlock, StoreCost
@@ -46,6 +46,22 @@ class PointUsed(JobEvent, frozen=True, tag="PointUsed"):
         point.label = self.label
         point.whole = self.whole or point.whole
         point.uses[self.job] = Use(self.saves, self.at)
+
+
+class ChunksKept(Event, frozen=True, tag="ChunksKept"):
+    """Cache servers keep these chunks of a data set and no others; fields as in ``KeptChunks``."""
+
+    data: str
+    chunks: int
+    kept: list[int]
+    reason: str
+
+    def apply(self, state: State) -> None:
+        known = state.caches.source_chunks
+        known.pop(self.data, None)  # it comes last now
+        known[self.data] = KeptChunks(self.chunks, self.kept, self.reason)
+        if len(known) > DATA_SETS:
+            del known[next(iter(known))]
 
 
 class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):

@@ -12,13 +12,15 @@ from millrace.planning.progress import TaskSet
 
 
 class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
-    """Tasks of an epoch of this shape may be leased."""
+    """Tasks of an epoch of this shape may be leased, so many of a plan of its own (-1: of the job's)."""
 
     job: str
     epoch: int
+    tasks: int = -1
 
     def apply(self, state: State) -> None:
-        state.jobs[self.job].epochs[self.epoch] = Epoch.shaped(self)
+        epoch = state.jobs[self.job].epochs[self.epoch] = Epoch.shaped(self)
+        epoch.tasks = self.tasks
 
 
 class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):

@@ -7,6 +7,7 @@ those that they knew.
 from __future__ import annotations
 
 from millrace.control.actions import CloseCacheServer, SendToCacheServer
+from millrace.control.caching import source_chunks
 from millrace.control.inputs import CacheServerSaid
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import access
@@ -45,6 +46,7 @@ def _hello(tx: Transaction, item: CacheServerSaid, message: CacheServerHello) ->
         message.address, message.host, message.pid, message.most_bytes, tx.now
     )
     tx.act(SendToCacheServer(item.server, CacheServerWelcome(tx.state.settings.heartbeat_s)))
+    source_chunks.tell(tx, item.server)
     _tell_all(tx)
 
 

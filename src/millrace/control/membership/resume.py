@@ -140,10 +140,10 @@ def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure 
     """Why these states of the job are not of its data, if that is known and so; states that are alike cost one look."""
     if job.tables is None:
         return None
-    lengths: dict[tuple[int, tuple[Piece, ...]], int | None] = {}
+    lengths: dict[tuple[int, tuple[Piece, ...], int], int | None] = {}
     try:
         for loaded in states:
-            cut = loaded.shares, tuple(loaded.pieces)
+            cut = loaded.shares, tuple(loaded.pieces), loaded.chunks
             if cut not in lengths:
                 lengths[cut] = plan_of_state(state, job, loaded).length
             fit(loaded.identity, PipelineIdentity("", job.prints, lengths[cut]))

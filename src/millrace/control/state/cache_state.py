@@ -73,6 +73,24 @@ class Reservation(msgspec.Struct, array_like=True):
     also: list[str] = []
 
 
+DATA_SETS = 64
+"""Data sets of which it is remembered which chunks cache servers keep; of others these go when room is needed."""
+
+
+class KeptChunks(msgspec.Struct, frozen=True):
+    """Chunks of a data set that cache servers keep of what is stored.
+
+    Attributes:
+        chunks: into how many the data are cut.
+        kept: those that are kept, the newest last.
+        reason: of the last change.
+    """
+
+    chunks: int
+    kept: list[int]
+    reason: str = ""
+
+
 class Caches(msgspec.Struct):
     """All points of which something is kept, with reservations of room and costs of stores.
 
@@ -80,11 +98,13 @@ class Caches(msgspec.Struct):
         points: by place (:func:`place_of`).
         reservations: by lease.
         costs: by location of a store, "" for the service's.
+        source_chunks: by data set that is read in chunks, those that cache servers keep; of the last :data:`DATA_SETS`.
     """
 
     points: dict[str, CachedPoint] = {}
     reservations: dict[int, Reservation] = msgspec.field(default_factory=dict, name="promises")
     costs: dict[str, StoreCost] = {}
+    source_chunks: dict[str, KeptChunks] = {}
 
     def lease_ended(self, lease: int) -> None:
         """Note the end of a lease; what it added to the service's store, if nobody has said it, is to be found out."""

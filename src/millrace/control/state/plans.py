@@ -35,6 +35,10 @@ class PlanLike(Divisible, Protocol):
         """Elements that are in no task, so that the others can be dealt equally."""
 
     @property
+    def chunks(self) -> int:
+        """Number of chunks that the tasks lie within; 0: there are none."""
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the user."""
 
@@ -43,6 +47,9 @@ class PlanLike(Divisible, Protocol):
 
     def main(self, number: int) -> int:
         """Index of the ``number``-th task that is no tail."""
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """Tasks of a chunk: the first, and one past the last."""
 
     def __hash__(self) -> int:
         """By identity will do."""
@@ -60,5 +67,6 @@ class Planner(Protocol):
         seed: int,
         ranks: int | None,
         pieces: Sequence[Piece],
+        chunks: int,
     ) -> PlanLike:
         """Make the plan of a graph over these tables."""

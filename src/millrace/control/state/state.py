@@ -135,7 +135,8 @@ class Epoch(msgspec.Struct):
         left_out: by task that ended, elements that filled no round.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
-        reused: as in :class:`EpochShape`, and ``pieces``, if its plan is not the job's; ``anew``: since a load.
+        reused: as in :class:`EpochShape`, and ``chunks``, and ``pieces``, if its plan is not the job's; ``anew``: since
+            a load.
         tasks: of its own plan, or up to where it was cut; -1: it has the job's.
         failures: why live tasks failed that wait until their consumers have come to them; they don't run again.
         nothing: the plan's tasks that ended, as long as what is repeated without end gave nothing in any; else None.
@@ -173,6 +174,7 @@ class Epoch(msgspec.Struct):
     own: dict[int, dict[int, int]] = {}
     left_out: dict[int, int] = {}
     pieces: list[Piece] = []
+    chunks: int = 0
     anew: bool = False
     tasks: int = -1
     steps: int = -1
@@ -415,7 +417,7 @@ class State:
         self.ended: dict[str, EndedJob] = {}
         self.finished: list[FinishedJob] = []
         self._planner = planner
-        self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
+        self._plans: dict[tuple[str, float, int | None, int], PlanLike] = {}
         self.index = StateIndex(self, checked=checked)
 
     def let_go(self, task: TaskState) -> None:
@@ -439,20 +441,23 @@ class State:
         *,
         ranks: int | None,
         pieces: Sequence[Piece] = (),
+        chunks: int = 0,
     ) -> PlanLike:
-        """Make a plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it).
+        """Make a plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it), or in chunks.
 
         Raises:
             PipelineError: if it can't be planned.
         """
         planner = self._planner or make_plan
-        return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=ranks, pieces=pieces)
+        graph = unpack(spec.structure)
+        return planner(graph, tables, tasks=spec.tasks, seed=seed, ranks=ranks, pieces=pieces, chunks=chunks)
 
     def plan(self, job: Job, number: int | None = None) -> PlanLike:
         """Plan of a job whose tables are known: that of an epoch; None: of those that were not resumed."""
         epoch = job.epochs.get(number) if number is not None else None
         own = number if epoch is not None and epoch.pieces else None
-        key = (job.name, job.created, own)
+        chunks = epoch.chunks if epoch is not None and own is None else 0
+        key = (job.name, job.created, own, chunks)
         if key not in self._plans:
             assert job.tables is not None
             self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
@@ -460,6 +465,6 @@ class State:
             if epoch is not None and own is not None:
                 made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=epoch.pieces)
             else:
-                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks)
+                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks, chunks=chunks)
             self._plans[key] = made
         return self._plans[key]

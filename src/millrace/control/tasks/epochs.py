@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.caching import cache_mode
+from millrace.control.caching import cache_mode, source_chunks
 from millrace.control.journal.epoch_events import EpochClosed, EpochOpened, EpochResumed, EpochSettled, StepsEnded
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
@@ -31,10 +31,25 @@ def open_epoch(tx: Transaction, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
     if number not in job.epochs and not (job.windowed and number < job.reached):
         resumed = job.states and number == job.first
-        reused = cache_mode.reused_in(job, number)
-        tx.emit(_resumed(tx.state, job) if resumed else EpochOpened(job.name, number, reused=reused))
+        tx.emit(_resumed(tx.state, job) if resumed else _opened(tx, job, number))
         if all_dealt(job, job.epochs[number]):
             tx.emit(EpochSettled(job.name, number))  # there is nothing in it
+
+
+def _opened(tx: Transaction, job: Job, number: int) -> EpochOpened:
+    reused, chunks = cache_mode.reused_in(job, number), source_chunks.chunks_for(tx, job)
+    tasks = _length(_plan_in_chunks(tx.state, job, chunks)) if chunks else -1
+    return EpochOpened(job.name, number, tasks, reused=reused, chunks=chunks)
+
+
+def _plan_in_chunks(state: State, job: Job, chunks: int) -> PlanLike:
+    assert job.tables is not None
+    return state.make_plan(job.spec, job.seed, job.tables, ranks=None, chunks=chunks)
+
+
+def _length(plan: PlanLike) -> int:
+    """Tasks of a plan of an epoch's own, as its events have it."""
+    return -1 if plan.length is None else plan.length
 
 
 def _resumed(state: State, job: Job) -> EpochResumed:
@@ -50,10 +65,11 @@ def _resumed(state: State, job: Job) -> EpochResumed:
     alone = merged.tasks_alone()
     if over and job.length is not None:
         merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
-    again, freed = leftover_reruns(state.plan(job).task, merged.tasks_done(), alone)
-    return EpochResumed(
-        job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, list(alone), reused=merged.reused
-    )
+    plan = _plan_in_chunks(state, job, merged.chunks) if merged.chunks else state.plan(job)
+    again, freed = leftover_reruns(plan.task, merged.tasks_done(), alone)
+    read = merged.done, merged.later, merged.begun, again, freed, list(alone)
+    tasks = _length(plan) if merged.chunks else -1
+    return EpochResumed(job.name, merged.epoch, *read, tasks=tasks, **merged.for_runs())
 
 
 def _lacked_by_some(state: State, job: Job, merged: Merged) -> EpochResumed:
@@ -77,14 +93,15 @@ def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over:
         assert job.tables is not None
         tasks = state.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=pieces).length
         resumed = EpochResumed(job.name, merged.epoch, pieces=pieces, anew=True)
-    return msgspec.structs.replace(resumed, reused=merged.reused, tasks=-1 if tasks is None else tasks)
+    return msgspec.structs.replace(resumed, tasks=-1 if tasks is None else tasks, **merged.for_runs())
 
 
 def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
     """Plan that the tasks in a state are numbered by."""
-    if saved.pieces or saved.shares != (job.spec.ranks or 0 if job.equal else 0):
+    if saved.chunks or saved.pieces or saved.shares != (job.spec.ranks or 0 if job.equal else 0):
         assert job.tables is not None
-        return state.make_plan(job.spec, job.seed, job.tables, ranks=saved.shares or None, pieces=saved.pieces)
+        ranks, chunks = saved.shares or None, saved.chunks
+        return state.make_plan(job.spec, job.seed, job.tables, ranks=ranks, pieces=saved.pieces, chunks=chunks)
     return state.plan(job)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millrace.control.caching import source_chunks
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
 from millrace.control.journal.epoch_events import EpochCut, EpochSettled
 from millrace.control.journal.task_events import (
@@ -20,7 +21,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.tasks.slots import behind, gone, readers_of, round_robin
-from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, first_missing, owes, place_of
+from millrace.control.tasks.task_queue import Candidate, began_without, first_missing, owes, place_of, walk_of
 from millrace.control.tasks.window_tasks import beyond_room, drop_leftovers, tell_gone, tell_skips
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol import messages as msg
@@ -41,6 +42,7 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
     use = use_of(tx, job, found.epoch) if job.points else None
     before = job.epochs[found.epoch].live.get(found.task)
     first = before is None or before.lease == 0
+    new_walk = found.fresh and not found.cursors.keys() <= job.epochs[found.epoch].cursors.keys()
     alone = first and job.spec.sharding != "off" and began_without(tx.state, job, found.epoch, found.task)
     if use is not None:
         for place in (use.place, *use.also):
@@ -63,9 +65,11 @@ def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate
             skips=behind(tx.state, job, found.epoch, slot) if found.fresh else [],
         )
     )
+    epoch = job.epochs[found.epoch]
     if found.fresh:
         tell_skips(tx, job, found.epoch, found.task)
-    epoch = job.epochs[found.epoch]
+        if new_walk:
+            source_chunks.keep_begun(tx, job, epoch)
     live = epoch.live[found.task]
     planned = tx.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
     tx.to_worker(
@@ -106,9 +110,8 @@ def _deal_tails(tx: Transaction, job: Job, found: Candidate, slot: int) -> None:
 
     They are dealt at once, so that nobody waits for others to finish before it knows what is its.
     """
-    epoch = job.epochs[found.epoch]
     while True:
-        key, ahead = cursor_of(job, epoch, found.share, slot)
+        key, ahead = walk_of(tx.state, job, found.epoch, found.share, slot)
         if ahead is None or not tx.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
         _deal_tail(tx, job, found.epoch, ahead[0], slot, {key: ahead[1]})

@@ -6,6 +6,7 @@ without end is never enumerated:
     dynamic                    one walk for all             ""
     dynamic, dealt in turn     one per slot                 "c1"
     static, custom             one per share                "o3" ("o3c1" if dealt in turn)
+    dynamic, in chunks         one per chunk that is begun   "h3"
     off                        the epoch's numbers, and      ""
                                each worker's own order       "off:worker"
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from millrace.control.caching import source_chunks
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
@@ -304,6 +306,14 @@ def _share(epoch: Epoch, task: int) -> int:
     return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
 
 
+def walk_of(state: State, job: Job, number: int, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
+    """Find what :func:`cursor_of` does, in an epoch that may be dealt in chunks: then of chunk ``share``."""
+    epoch = job.epochs[number]
+    if epoch.chunks and source_chunks.in_chunks(job, plan := state.plan(job, number)):
+        return source_chunks.walk(epoch, plan, share)
+    return cursor_of(job, epoch, share, slot)
+
+
 def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
     """Find a walk's key, and the task it has come to with the cursor behind it; None at its end.
 
@@ -348,6 +358,12 @@ def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple
 def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Candidate | None:
     if epoch.settled:
         return None
+    if epoch.chunks and source_chunks.in_chunks(job, plan := state.plan(job, number)):
+        coming = source_chunks.next_in_chunks(state, job, epoch, plan)
+        if coming is None:
+            return None
+        chunk, key, (task, cursor) = coming
+        return Candidate(number, task, fresh=True, cursors={key: cursor}, share=chunk)
     if job.spec.statically_owned:
         # The lowest of its shares, so that a lane computes in the order in which it is read.
         found = None

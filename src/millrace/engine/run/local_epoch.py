@@ -242,21 +242,21 @@ def _reading(
     reuse = LocalCache(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
 
     @functools.cache
-    def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, PipelineIdentity]:
-        plan = make_plan(graph, tables, tasks=tasks, seed=seed, ranks=shares or None, pieces=pieces)
+    def cut(shares: int, pieces: tuple[Piece, ...], chunks: int) -> tuple[Plan, PipelineIdentity]:
+        plan = make_plan(graph, tables, tasks=tasks, seed=seed, ranks=shares or None, pieces=pieces, chunks=chunks)
         return plan, identity(graph, tables, plan.length)
 
     pieces: list[Piece] = []
     for each in loaded:
-        divided, there = cut(each.shares, tuple(each.pieces))
+        divided, there = cut(each.shares, tuple(each.pieces), each.chunks)
         fit(each.identity, there)
         if each.shares and each.epoch == begin.epoch and not pieces:  # of ranks that got equally many elements
             pieces = left_of(divided, begin.tasks_done(), dict(begin.begun))
     if pieces:
-        begin = Merged(epoch=begin.epoch, reused=begin.reused, shares=1, pieces=pieces)
+        begin = Merged(epoch=begin.epoch, shares=1, pieces=pieces, **begin.for_runs())
     else:
         begin = msgspec.structs.replace(begin, shares=0, pieces=[])
-    program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, consecutive=True)
+    program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, chunks=begin.chunks, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
     epoch, loop = LocalEpoch(program, begin.epoch, begin, reuse), Loop()
     part, parts = share or (0, 1)

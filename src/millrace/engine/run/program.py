@@ -37,12 +37,7 @@ from millrace.sources.listing import changed_file
 from millrace.sources.read_queues import ReadAccount
 from millrace.sources.read_scheduler import SourceTier
 from millrace.sources.reads import Reads
-from millrace.sources.source import (
-    ListingProgress,
-    PositionSource,
-    SequentialSource,
-    ignore_progress,
-)
+from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
 from millrace.sources.storage import is_remote
 
 
@@ -56,6 +51,7 @@ class Program:
         tasks: number of tasks of an epoch; None: by the data's size.
         ranks: consumers that get equally many elements; None: it does not matter.
         pieces: what is left of the epoch that is read, if another plan divided it; empty: all of it.
+        chunks: of the epoch that is read, as in its shape.
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
@@ -65,7 +61,7 @@ class Program:
             to do the prefetch at the end, over all of them: :attr:`ending`.
 
     Attributes:
-        plan: the tasks of an epoch.
+        plan: the tasks of an epoch; ``plan_in_chunks``: makes that of an epoch that is read in so many chunks.
         ending: the prefetch to do over all tasks; None: none.
         budget: bytes that a running task may hold.
         rewrites: how the graph that runs differs from the one that was written, in plain words.
@@ -80,6 +76,7 @@ class Program:
         tasks: int | None = None,
         ranks: int | None = None,
         pieces: Sequence[Piece] = (),
+        chunks: int = 0,
         threads: int | None = None,
         allocate: Allocate = np.empty,
         reads: Reads | None = None,
@@ -89,7 +86,8 @@ class Program:
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
-        self.plan: Plan = plan_of(self._units, tasks, ranks, pieces)
+        self.plan: Plan = plan_of(self._units, tasks, ranks, pieces, chunks)
+        self.plan_in_chunks = functools.cache(functools.partial(plan_of, self._units, tasks, None, ()))
         self._exact = self._units.exact
         self._endless = EndlessRepeat(graph, self._units) if self.plan.length is None else None
         self._options = graph.options()
@@ -158,6 +156,7 @@ class Program:
             watch=watch,
             owner=owner,
             reused=self._reused_in(shape),
+            chunks=shape.chunks,
             point=point,
             writer=writer,
         )
@@ -191,6 +190,7 @@ class Program:
                         measures=nothing,
                         operator_threads=self._operator_threads,
                         reused=self._reused_in(each.shape),
+                        chunks=each.shape.chunks,
                         point=each.point,
                     ),
                     self._running,

@@ -85,12 +85,13 @@ class RunningTask:
         owner: Hashable = None,
         watch: CrashProbe | None = None,
         reused: Collection[int] = (),
+        chunks: int = 0,
         point: ActivePoint | None = None,
         writer: CacheWriter | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
         self._reused, self._point, self._writer = reused, point, writer
-        self.seed, self.epoch, self.orders = seed, epoch, EpochOrders(units, seed, epoch)
+        self.seed, self.epoch, self.orders = seed, epoch, EpochOrders(units, seed, epoch, chunks)
         self.measures, self.operator_threads = measures, operator_threads
         self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
         self.allocate = allocate
@@ -187,7 +188,7 @@ class RunningTask:
         if number not in self._reused or self.epoch == 0:
             return self
         first = copy.copy(self)
-        first.epoch, first.orders = 0, EpochOrders(self.units, self.seed, 0)
+        first.epoch, first.orders = 0, EpochOrders(self.units, self.seed, 0, self.orders.chunks)
         first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
         return first
 

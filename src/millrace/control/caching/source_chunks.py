@@ -1,0 +1,155 @@
+"""Source chunks: data that are larger than the source cache are read in chunks, by all jobs in about the same order.
+
+Which chunks a job has begun in an epoch lies in the walks of that (``Epoch.cursors``, "h3"); which ones cache servers
+keep is state of its own, by data set. Both are journalled, so that a dispatcher that comes back goes on with them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from millrace.control.actions import SendToCacheServer
+from millrace.control.journal.cache_events import ChunksKept
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.plans import PlanLike
+from millrace.control.state.state import Epoch, Job, State
+from millrace.control.state.task_state import Running, Waiting
+from millrace.graph.serialize import unpack
+from millrace.planning.chunks import most_chunks
+from millrace.planning.units import UnitMap
+from millrace.policies.caching import kept_chunks as policy
+from millrace.protocol.cache_server_messages import KeepChunks
+from millrace.protocol.source_cache_messages import chunk_label, name_of_data
+
+
+def chunks_for(tx: Transaction, job: Job) -> int:
+    """Choose the chunks of an epoch that the job begins; 0: it is read as a whole.
+
+    They change the order of its elements, so none are made where that is fixed, or where others rely on it.
+    """
+    room = sum(known.most_bytes for known in tx.observed.cache_servers.values())
+    spec = job.spec
+    fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
+    if not room or fixed or not job.tables or not job.length or spec.structure == b"":
+        return 0
+    if len(job.tables) != 1 or not _stored(spec.structure):
+        return 0
+    (table,) = job.tables.values()
+    most = most_chunks(UnitMap(unpack(spec.structure), job.tables))
+    return policy.choose_chunks(table.bytes, room, most).value if most else 0
+
+
+@functools.lru_cache(256)
+def _stored(structure: bytes) -> bool:
+    """Whether the only source of a pipeline is one whose items cache servers may have."""
+    return all(node.op == "from_files" for _, node in unpack(structure).sources())
+
+
+def in_chunks(job: Job, plan: PlanLike) -> bool:
+    """Whether tasks of the plan are dealt chunk by chunk."""
+    return bool(plan.chunks) and job.spec.sharding == "dynamic" and not job.spec.deterministic
+
+
+def walk(epoch: Epoch, plan: PlanLike, chunk: int) -> tuple[str, tuple[int, int] | None]:
+    """Find a chunk's walk: its key, and the task it has come to with the cursor behind it; None at its end."""
+    key = f"h{chunk}"
+    first, stop = plan.chunk(chunk)
+    for task in range(max(first, epoch.cursors.get(key, first)), stop):
+        if not epoch.over(task):
+            return key, (task, task + 1)
+    return key, None
+
+
+def begun(epoch: Epoch) -> list[int]:
+    """List the chunks that have been begun in an epoch, in that order."""
+    return [int(key[1:]) for key in epoch.cursors if key.startswith("h")]
+
+
+def next_in_chunks(state: State, job: Job, epoch: Epoch, plan: PlanLike) -> tuple[int, str, tuple[int, int]] | None:
+    """Find the task that is dealt next: its chunk, and what :func:`walk` gives; None: all are dealt."""
+    passed = begun(epoch)
+    for chunk in passed:
+        key, ahead = walk(epoch, plan, chunk)
+        if ahead is not None:
+            return chunk, key, ahead
+    known = state.caches.source_chunks.get(data_set(job))
+    kept = known.kept if known is not None and known.chunks == plan.chunks else []
+    alike = [(other, plan_of_it) for other, plan_of_it in _read_alike(state, job, plan.chunks) if other is not epoch]
+    others = [chunk for other, its in alike for chunk in begun(other) if left(other, its, chunk)]
+    while len(passed) < plan.chunks:
+        chunk = policy.next_chunk(plan.chunks, passed, kept, others).value
+        key, ahead = walk(epoch, plan, chunk)
+        if ahead is not None:
+            return chunk, key, ahead
+        passed.append(chunk)  # it was read before the epoch was resumed
+    return None
+
+
+def data_set(job: Job) -> str:
+    """Name the data that a job reads: the same for all jobs that list the same files."""
+    return name_of_data(job.prints[0]).hex() if job.prints else ""
+
+
+def _read_alike(state: State, job: Job, chunks: int) -> Iterator[tuple[Epoch, PlanLike]]:
+    """List the epochs in so many chunks of the same data that have begun, each with its plan."""
+    for other in state.jobs.values():
+        if other.prints[:1] != job.prints[:1] or other.failure is not None:
+            continue
+        for number, epoch in other.epochs.items():
+            alike = epoch.chunks == chunks and not epoch.pieces and any(key.startswith("h") for key in epoch.cursors)
+            if alike and in_chunks(other, plan := state.plan(other, number)):
+                yield epoch, plan
+
+
+def left(epoch: Epoch, plan: PlanLike, chunk: int) -> float:
+    """Share of a chunk's tasks that are still to run."""
+    first, stop = plan.chunk(chunk)
+    at = max(first, epoch.cursors.get(f"h{chunk}", first))
+    if at == first:
+        return float(walk(epoch, plan, chunk)[1] is not None)
+    running = sum(
+        first <= task < stop and not live.complete and isinstance(live.phase, Running | Waiting)
+        for task, live in epoch.live.items()
+    )
+    return (stop - at + running) / (stop - first)
+
+
+def keep_begun(tx: Transaction, job: Job, epoch: Epoch) -> None:
+    """Have a chunk kept of which the first task was dealt."""
+    if epoch.chunks:
+        _keep(tx, job, epoch.chunks)
+
+
+def watch(tx: Transaction) -> None:
+    """Have cache servers keep the chunks that are read, as far as there is room, and no others."""
+    seen = set[tuple[str, int]]()
+    for job in tx.state.jobs.values():
+        for epoch in job.epochs.values():
+            if epoch.chunks and (job.prints[0], epoch.chunks) not in seen:
+                seen.add((job.prints[0], epoch.chunks))
+                _keep(tx, job, epoch.chunks)
+
+
+def _keep(tx: Transaction, job: Job, chunks: int) -> None:
+    data = data_set(job)
+    known = tx.state.caches.source_chunks.get(data)
+    kept = known.kept if known is not None and known.chunks == chunks else []
+    alike = list(_read_alike(tx.state, job, chunks))
+    read = {chunk for epoch, plan in alike for chunk in begun(epoch) if left(epoch, plan, chunk)}
+    shares = {chunk: [left(epoch, plan, chunk) for epoch, plan in alike] for chunk in {*kept, *read}}
+    decision = policy.choose_kept(kept, shares, read)
+    if decision.value != kept or (known is not None and known.chunks != chunks):
+        tx.emit(ChunksKept(data, chunks, decision.value, decision.reason))
+        for server in tx.observed.cache_servers:
+            tell(tx, server)
+
+
+def tell(tx: Transaction, server: str) -> None:
+    """Tell a cache server which chunks of which data are kept."""
+    sets = [
+        (bytes.fromhex(data), [chunk_label(bytes.fromhex(data), known.chunks, chunk) for chunk in known.kept])
+        for data, known in tx.state.caches.source_chunks.items()
+    ]
+    if sets:
+        tx.act(SendToCacheServer(server, KeepChunks(sets)))

@@ -1,0 +1,91 @@
+"""Kept chunks: into how many a data set is cut that a cache of stored bytes cannot hold, and which ones are kept.
+
+Two chunks are kept at a time, for all jobs that read the data: one that the furthest reads, and one that others still
+do (Quiver, section 5.1). Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from millrace.policies.decision import Decision
+from millrace.policies.figures import data_size, number
+
+CHUNK_BYTES = 15 * 10**9
+"""Most bytes of a chunk, as in Quiver's evaluation."""
+LEAST_CHUNKS = 10
+"""A chunk is at most a tenth of the data, as in Quiver."""
+KEPT = 2
+"""Chunks of a data set that are kept at a time."""
+_FILLED = 0.9
+"""Share of the room that chunks may take, as segments are not filled to the last byte."""
+
+
+def choose_chunks(data_bytes: int, room: int, most: int) -> Decision[int]:
+    """Choose into how many chunks a data set is cut; 0: into none.
+
+    Args:
+        data_bytes: stored bytes of the data set.
+        room: bytes that cache servers may keep together.
+        most: chunks that the data can be cut into, at most.
+    """
+    given = {"data_bytes": data_bytes, "room": room, "most": most}
+    data, cache = data_size(data_bytes), data_size(room)
+    if data_bytes <= room * _FILLED:
+        return Decision(0, f"all of the data ({data}) fits into the source cache ({cache})", given)
+    size = min(CHUNK_BYTES, data_bytes / LEAST_CHUNKS, room * _FILLED / KEPT)
+    count = math.ceil(data_bytes / size) if size > 0 else 0
+    if not 0 < count <= most:
+        return Decision(0, f"{data} in chunks of {data_size(size)} are more than the {most} that can be made", given)
+    why = f"{data} do not fit into the source cache ({cache}), but two of {count} chunks at a time do"
+    return Decision(count, why, given)
+
+
+def next_chunk(chunks: int, begun: Sequence[int], kept: Sequence[int], others: Sequence[int]) -> Decision[int]:
+    """Choose the chunk that a job begins in its epoch.
+
+    Args:
+        chunks: number of chunks.
+        begun: chunks that it has begun in this epoch, in that order; not all.
+        kept: those that cache servers keep, the newest last.
+        others: those that other jobs read now.
+    """
+    for chunk in reversed(kept):
+        if chunk not in begun:
+            return Decision(chunk, f"chunk {chunk} is the newest in the source cache")
+    for chunk in reversed(others):
+        if chunk not in begun:
+            return Decision(chunk, f"another job reads chunk {chunk} now")
+    last = begun[-1] if begun else kept[-1] if kept else -1
+    found = next(chunk for chunk in (*range(last + 1, chunks), *range(last + 1)) if chunk not in begun)
+    return Decision(found, f"chunk {found} comes next, and others begin it where this job has")
+
+
+def choose_kept(kept: Sequence[int], left: Mapping[int, Sequence[float]], read: Collection[int]) -> Decision[list[int]]:
+    """Choose the chunks that are kept from now on, the newest last.
+
+    What is left to read of a kept chunk is what it still saves. Of one that is not kept, somebody has to fetch what is
+    left in any case, so it would save what is left to all but one. The one that saves most comes in the place of the
+    one that saves least, if it saves more than that. So a chunk is kept until those who read it have nearly come to its
+    end, and no longer for one that is far behind: reads hold that one up least, as its own steps do. A job alone has
+    nothing saved by another chunk, and has those that are kept again in its next epoch.
+
+    Args:
+        kept: those that were kept so far.
+        left: by chunk, of those that are kept or read, which share of it each job still has to read.
+        read: those that jobs read now.
+    """
+    wanted = {chunk: sum(left[chunk]) - max(left[chunk]) for chunk in sorted(read) if chunk not in kept}
+    if not wanted:
+        return Decision([*kept], "no job reads another chunk")
+    newest = max(wanted, key=lambda chunk: wanted[chunk])
+    if len(kept) < KEPT:
+        return Decision([*kept, newest], f"chunk {newest} is read, and fewer than {KEPT} chunks are kept")
+    oldest = min(kept, key=lambda chunk: sum(left.get(chunk, ())))
+    saves, saved = wanted[newest], sum(left.get(oldest, ()))
+    given = {"saves": saves, "saved": saved}
+    sides = f"chunk {newest} saves {number(saves)} reads of a chunk, and chunk {oldest} {number(saved)} more"
+    if saves <= saved:
+        return Decision([*kept], sides, given)
+    return Decision([*(chunk for chunk in kept if chunk != oldest), newest], sides, given)
