@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.control.caching import byte_quotas
+from millrace.control.caching import byte_quotas, source_chunks
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
@@ -72,7 +72,7 @@ def status(
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
-        "source_cache": {"servers": _cache_servers(observed, now)},
+        "source_cache": {"servers": _cache_servers(observed, now), "data": _in_chunks(state)},
     }
 
 
@@ -90,6 +90,15 @@ def _cache_servers(observed: Observed, now: float) -> list[dict[str, Any]]:
             "counts": msgspec.structs.asdict(each.counts),
         }
         for name, each in servers
+    ]
+
+
+def _in_chunks(state: State) -> list[dict[str, Any]]:
+    """Report the data sets that are read in chunks: which ones cache servers keep, and which one each job reads."""
+    return [
+        {"data": data, "chunks": known.chunks, "kept": known.kept, "jobs": jobs, "why": known.reason}
+        for data, known in state.caches.source_chunks.items()
+        if (jobs := source_chunks.readers(state, data))
     ]
 
 

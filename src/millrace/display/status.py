@@ -211,6 +211,10 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"job {job['name']}: {note}"
     for server in status.get("source_cache", {}).get("servers", ()):
         yield _cache_server(server)
+    for data in status.get("source_cache", {}).get("data", ()):
+        kept = " and ".join(map(str, data["kept"])) or "none"
+        reading = ", ".join(f"{job} in chunk {chunk}" for job, chunk in sorted(data["jobs"].items()))
+        yield f"data in {data['chunks']} chunks, of which {kept} are kept ({data['why']}): {reading}"
     for part in ("fleet", "journal"):
         if status[part]["why"]:
             yield status[part]["why"]

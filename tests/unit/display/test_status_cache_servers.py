@@ -57,3 +57,10 @@ def test_a_cache_server_has_metrics():
     assert 'millrace_source_cache_hits_total{server="h:9"} 700' in written
     assert 'millrace_source_cache_bytes{server="h:9"} 1073741824' in written
     assert "# TYPE millrace_source_cache_passed_on_total counter" in written
+
+
+def test_data_in_chunks_are_a_sentence():
+    data = {"data": "ab", "chunks": 10, "kept": [3, 4], "jobs": {"b": 4, "a": 3}, "why": "chunk 4 saves most"}
+    said = text({**BUSY, "source_cache": {"servers": [], "data": [data]}})
+    sentence = "data in 10 chunks, of which 3 and 4 are kept (chunk 4 saves most): a in chunk 3, b in chunk 4"
+    assert sentence in " ".join(said.split())

@@ -258,7 +258,7 @@ def test_absolute_names_stay():
 
 
 def test_modules_are_looked_into_though_python_mixes_up_what_several_threads_parse(monkeypatch):
-    """A collection amid the making of a tree may let another thread make one, and Python counts their depths together."""
+    """A collection amid the making of a tree lets another thread make one; Python counts their depths together."""
     parse, tries = ast.parse, 0
 
     def mixed_up(source: str) -> ast.Module:

@@ -115,6 +115,17 @@ def left(epoch: Epoch, plan: PlanLike, chunk: int) -> float:
     return (stop - at + running) / (stop - first)
 
 
+def readers(state: State, data: str) -> dict[str, int]:
+    """List the jobs that read a data set in chunks, with the chunk that each has begun last."""
+    return {
+        job.name: begun(epoch)[-1]
+        for job in state.jobs.values()
+        if data_set(job) == data
+        for epoch in job.epochs.values()
+        if epoch.chunks and begun(epoch)
+    }
+
+
 def keep_begun(tx: Transaction, job: Job, epoch: Epoch) -> None:
     """Have a chunk kept of which the first task was dealt."""
     if epoch.chunks:

@@ -13,6 +13,7 @@ from millrace.control.caching import source_chunks
 from millrace.control.journal.epoch_events import EpochOpened
 from millrace.control.journal.snapshot import plain
 from millrace.control.state.state import State
+from millrace.dispatcher.status_report import status
 from millrace.graph.notation import graph_of
 from millrace.graph.serialize import pack
 from millrace.planning.checkpoint import Checkpoint
@@ -262,3 +263,15 @@ def test_a_state_is_gone_on_with_in_the_same_chunks_whatever_cache_there_is():
         assert peer.done
         assert sorted([*peer.complete, *done]) == list(range(peer.epoch.tasks))
         assert plain(service.replayed()) == plain(service.state)
+
+
+def test_the_status_tells_what_is_kept_and_who_reads_which_chunk():
+    service = Bucket(workers=8)
+    for name in "ab":
+        join(service, name)
+    list_sources(service)
+    (told,) = status(service.state, service.observed, service.now)["source_cache"]["data"]
+    assert told["chunks"] == 10
+    assert told["kept"] == service.kept
+    assert told["jobs"] == {"a": 0, "b": 0}
+    assert told["why"]
