@@ -444,7 +444,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         print("  ".join(f"{cell:>22}" for cell in line))
     for name, value in found["worst"].items():
         print(f"worst {name}: {value:.3f}")
-    return {**found, "aims": aims(found)}
+    shown = {name: _shortest(found[name]) for name in ("half", "serial", "tight", "drawn")}
+    told = [row if row["millrace"] < 0.999 * row["best"] else {**row, "reasons": None} for row in rows]
+    return {**found, **shown, "results": told, "aims": aims(found)}
+
+
+def _shortest(rows: Sequence[Mapping[str, Any]], count: int = 10) -> list[Mapping[str, Any]]:
+    """Rows in which ours falls shortest of the best placement."""
+    return sorted(rows, key=lambda row: float(row["millrace"] / row["best"]))[:count]
 
 
 _COLUMNS = ("all_cached", "lru", "quiver", "millrace", "best")
