@@ -148,6 +148,27 @@ def windows(report: Report, folder: str) -> list[str]:
     return [_bars(bars, "batches that a job missed", folder, "papers.windows-missed.svg", report)]
 
 
+def who_gets_room(report: Report, folder: str) -> list[str]:
+    """Throughput of a cluster over its link, for each size of its cache: the mean of all cases."""
+    plt = pyplot()
+    sizes = sorted({row["cache"] for row in report["results"]})
+    drawing, panels = plt.subplots(1, len(sizes), figsize=(10, 3), layout="constrained", sharey=True, squeeze=False)
+    lines = (("lru", _PODS, "LRU"), ("millrace", _OURS, "millrace"), ("best", "#888888", "the best placement"))
+    for axes, size in zip(panels.flat, sizes, strict=True):
+        links = sorted({row["link"] for row in report["results"] if row["cache"] == size})
+        for name, colour, label in lines:
+            of = [[row[name] for row in report["results"] if (row["cache"], row["link"]) == (size, at)] for at in links]
+            means = [sum(each) / len(each) for each in of]
+            style = ":" if name == "best" else "-"
+            axes.plot([link / 1e6 for link in links], means, style, color=colour, marker=".", label=label)
+        axes.set_title(f"cache of {size / 1e9:.0f} GB", fontsize=9)
+        axes.set_xlabel("link, MB/s")
+        axes.set_ylim(bottom=0)
+    panels[0][0].set_ylabel("throughput over no cache, mean")
+    panels[0][0].legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.who_gets_room-throughput.svg", report)]
+
+
 def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report: Report) -> str:
     plt = pyplot()
     drawing, axes = plt.subplots(figsize=(8, 0.34 * len(bars) + 0.9), layout="constrained")
@@ -166,6 +187,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.shared_reads": shared_reads,
     "papers.step_change": step_change,
     "papers.timelines": timelines,
+    "papers.who_gets_room": who_gets_room,
     "papers.windows": windows,
 }
 """By benchmark: what draws its plots into a folder, and returns the lines of the page that show them."""
