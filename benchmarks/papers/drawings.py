@@ -54,6 +54,24 @@ def timelines(report: Report, folder: str) -> list[str]:
     return [_over_time(panels, folder, "papers.timelines-timeline.svg", report)]
 
 
+def small_cache(report: Report, folder: str) -> list[str]:
+    """Chunks on the disk of the cache server over time, and the one that each job has begun (Quiver's Figure 7)."""
+    plt = pyplot()
+    speeds = {name: found["a tenth"]["timeline"] for name, found in report["results"].items()}
+    drawing, rows = plt.subplots(len(speeds), 1, figsize=(9, 2.8 * len(speeds)), layout="constrained", squeeze=False)
+    for axes, (name, timeline) in zip(rows.flat, speeds.items(), strict=True):
+        kept = [(look["at"], chunk) for look in timeline for chunk in look["kept"]]
+        axes.scatter(*zip(*kept, strict=True), marker="s", s=14, color=_FAINT, linewidth=0, label="kept")
+        for number, job in enumerate(sorted({job for look in timeline for job in look["jobs"]})):
+            read = [(look["at"], look["jobs"][job]) for look in timeline if job in look["jobs"]]
+            axes.plot(*zip(*read, strict=True), color=f"C{number}", linewidth=1, drawstyle="steps-post")
+        axes.set_title(name, fontsize=9)
+        axes.set_ylabel("chunk")
+    rows[0][0].legend(fontsize=7, loc="upper left")
+    rows[-1][0].set_xlabel("seconds (grey: kept in the cache; lines: the chunk that each job has begun last)")
+    return [_saved(plt, drawing, folder, "papers.small_cache-chunks.svg", report)]
+
+
 def scale_out(report: Report, folder: str) -> list[str]:
     """Speed-up and cost over workers, of what the training's own host makes alone (tf.data service's Figure 9)."""
     swept = report["sweep"]
@@ -185,6 +203,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.one_host": one_host,
     "papers.scale_out": scale_out,
     "papers.shared_reads": shared_reads,
+    "papers.small_cache": small_cache,
     "papers.step_change": step_change,
     "papers.timelines": timelines,
     "papers.who_gets_room": who_gets_room,

@@ -59,7 +59,7 @@ def read_together(service: mr.LocalService, jobs: int, count: int, name: str) ->
     ready = threading.Barrier(jobs + 1)
 
     def train(number: int) -> None:
-        dataset = mr.Dataset.from_files(f"s3://{BUCKET}/train/*.bin").map(_size).shuffle(count).batch(100)
+        dataset = mr.Dataset.from_files(f"s3://{BUCKET}/train/*.bin").map(size_of).shuffle(count).batch(100)
         batches = dataset.distribute(service.address, job_name=f"{name}-{number}", seed=number, progress=False)
         ready.wait()
         sizes = np.sort(np.concatenate(list(batches.epochs(1))))  # as it is, list() would ask how long it is: a listing
@@ -75,7 +75,8 @@ def read_together(service: mr.LocalService, jobs: int, count: int, name: str) ->
         return time.perf_counter() - began
 
 
-def _size(file: Mapping[str, Any]) -> int:
+def size_of(file: Mapping[str, Any]) -> int:
+    """Size of an object, in bytes."""
     return len(file["bytes"])
 
 
@@ -93,7 +94,7 @@ def measured(store: FarStore, count: int, size: int, jobs: int, read: Callable[[
     }
 
 
-def _with_cache(service: mr.LocalService) -> dict[str, Any]:
+def await_cache(service: mr.LocalService) -> dict[str, Any]:
     """Wait until the cache server is there; return what it says."""
     deadline = time.monotonic() + _CACHE_S
     while not (servers := service.status()["source_cache"]["servers"]):
@@ -112,12 +113,12 @@ def run(store: FarStore, root: str, count: int, jobs: int) -> dict[str, Any]:
         with mr.LocalService(jobs, jobs, threads=1) as service:
             found["no cache"] = measured(store, count, size, jobs, lambda: read_together(service, jobs, count, "bare"))
         with mr.LocalService(jobs, jobs, threads=1, source_cache=os.path.join(root, "cache")) as service:
-            _with_cache(service)
+            await_cache(service)
             for case in ("empty cache", "full cache"):
                 name = case.partition(" ")[0]
                 found[case] = measured(store, count, size, jobs, lambda: read_together(service, jobs, count, name))  # noqa: B023
             threading.Event().wait(2 * service.status()["heartbeat_s"])  # its counts come with its next report
-            found["counts"] = _with_cache(service)["counts"]
+            found["counts"] = await_cache(service)["counts"]
     return found
 
 

@@ -49,6 +49,7 @@ class LocalService(Service):
         threads: for user functions in each worker; None: the cores, shared among the workers.
         memory: bytes that each worker's process may have for itself: a function that asks for more gets a MemoryError.
             None: what there is.
+        buffer_bytes: that each worker may keep computed ahead, for all its jobs; None: 256 MiB.
         user: name or number of another user, as whom workers run functions, which then cannot read what is this one's;
             that takes root. None: this one.
 
@@ -84,6 +85,7 @@ class LocalService(Service):
         insecure: bool = False,
         threads: int | None = None,
         memory: int | None = None,
+        buffer_bytes: int | None = None,
         user: str | int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
@@ -94,6 +96,7 @@ class LocalService(Service):
                 *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
                 *(() if memory is None else ("--worker-memory", str(memory))),
+                *(() if buffer_bytes is None else ("--buffer-bytes", str(buffer_bytes))),
                 *(() if user is None else ("--worker-user", str(user))),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
                 *source_cache_options(source_cache, source_cache_bytes),

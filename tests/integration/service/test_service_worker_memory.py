@@ -45,3 +45,13 @@ def test_a_limit_below_what_a_worker_takes_is_refused_with_what_it_takes():
 def test_a_service_with_too_little_for_its_workers_does_not_start():
     with pytest.raises(mr.ServiceError, match="--worker-memory is at least 256MiB"):
         mr.LocalService(1, 1, memory=100 << 20)
+
+
+def test_what_workers_keep_ahead_is_bounded_as_a_service_is_told():
+    large = mr.Dataset.range(2).map(lambda _: np.zeros(8 << 20, np.uint8))
+    with (
+        mr.LocalService(1, 1, buffer_bytes=4 << 20, threads=1) as service,
+        large.distribute(service.address) as reading,
+        pytest.raises(mr.errors.ElementTooLargeError, match="more than the 4,194,304 that this worker may keep"),
+    ):
+        list(reading)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, one_link, scale_out
+from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, one_link, scale_out, small_cache
 
 from millrace.simulation.scaling_workloads import Workload
 
@@ -98,3 +98,14 @@ def test_a_link_that_carries_more_than_one_copy_misses_the_aim():
     assert aims_met(1.03, 0.93, 7.1) == [False, True, True]
     assert aims_met(1.01, 0.8, 7.1) == [True, False, True]
     assert aims_met(1.01, 0.93, 1.0) == [True, True, False], "then the link counted nothing"
+
+
+def test_a_small_cache_misses_the_aim_if_it_slows_jobs_down_or_keeps_more_than_two_chunks():
+    def aims_met(small: float, most_kept: int) -> list[bool]:
+        cases = {"all": {"objects_s": 400.0}, "a tenth": {"objects_s": small, "most_kept": most_kept}}
+        return [row["met"] for row in small_cache.aims({"equal speeds": cases})]
+
+    assert aims_met(365.0, 2) == [True, True]
+    assert aims_met(355.0, 2) == [False, True]
+    assert aims_met(400.0, 3) == [True, False]
+    assert aims_met(400.0, 0) == [True, False], "then nothing was looked at"
