@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from tests.unit.control import control_driver
 from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
+import millrace as mr
 from millrace.control import inputs as inp
+from millrace.control.journal.epoch_events import EpochOpened
 from millrace.control.journal.snapshot import plain
 from millrace.control.state.serving_index import ServingIndex
 from millrace.control.state.state import State
+from millrace.graph.notation import graph_of
+from millrace.graph.serialize import pack
+from millrace.planning.split_table import TableSummary
 from millrace.protocol import messages as msg
+from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.protocol.reports import LaneReport
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -232,3 +238,94 @@ def test_without_disturbance_every_kind_reads_all_in_three_epochs(kind):
                         service.begin(peer)
                 if "order" not in kind and kind != "deterministic":  # there a tail may push out what is read after it
                     assert service.lost_leftovers == 0
+
+
+# -- data that are read in chunks --------------------------------------------------------------------------------------
+
+
+class InChunks(FakePlan):
+    """The same tasks, in ten chunks of as many mains each."""
+
+    def __init__(self, mains: int, fan_in: int) -> None:
+        super().__init__(mains, fan_in)
+        self.chunks = 10
+        assert not mains % self.chunks
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        each = (self.mains or 0) // self.chunks
+        last = number + 1 == self.chunks
+        return self.main(number * each), (self.length or 0) if last else self.main((number + 1) * each)
+
+
+class SmallCache(Service):
+    """Jobs read files that are larger than the source cache."""
+
+    def __init__(self, mains: int, fan_in: int) -> None:
+        self.in_chunks = InChunks(mains, fan_in)
+        super().__init__(FakePlan(mains, fan_in))
+        self.cache_comes()
+
+    def cache_comes(self) -> None:
+        self.say(inp.CacheServerSaid("cache", CacheServerHello("cache", "cache:1", most_bytes=250)))
+
+    def fresh_state(self) -> State:
+        def planner(_graph: Any, _tables: Any, *, chunks: int, **_: Any) -> Any:
+            return self.in_chunks if chunks else self.plan
+
+        return State(self.settings, planner=planner, checked=self.checked)
+
+    def plan_tasks(self, worker: Any) -> None:
+        while worker.planning:
+            asked = worker.planning.popleft()
+            tables = {0: TableSummary(cheap=True, count=100, bytes=1000)}
+            listed = msg.SourcesListed(asked.job, tables, self.prints, [], "tables")
+            self.say(inp.WorkerSaid(worker.name, listed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    plan=st.sampled_from([(10, 0), (30, 0), (20, 4), (40, 16)]),
+    jobs=st.integers(1, 3),
+    consumers=st.integers(1, 2),
+    room=st.integers(1, 3),
+)
+def test_in_chunks_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, jobs, consumers, room):
+    rng = random.Random(seed)
+    service = SmallCache(*plan)
+    names = ["w0", "w1"]
+    for name in names:
+        service.add_worker(name)
+    files = graph_of(mr.Dataset.from_files("s3://bucket/*.jpg").shuffle(10))
+    assert files is not None
+    read = {
+        f"job{number}": [
+            service.join(f"c{number}.{i}", f"job{number}", num_consumers=consumers, structure=pack(files)[0])
+            for i in range(consumers)
+        ]
+        for number in range(jobs)
+    }
+    everybody = [peer for peers in read.values() for peer in peers]
+    for _ in range(2):
+        for _ in range(rng.randrange(40)):
+            what = rng.random()
+            if what < 0.3:
+                disturb(service, rng, names)
+            elif what < 0.35:
+                service.say(inp.CacheServerSessionLost("cache"))
+            elif what < 0.45:
+                service.cache_comes()
+            else:
+                service.work(read=rng.random() < 0.7, room=room)
+            kept = service.state.caches.source_chunks.values()
+            assert all(len(known.kept) == len({*known.kept}) <= 2 for known in kept)
+        calm(service, names)
+        settle(service, everybody, room)
+        for job, peers in read.items():
+            check_epoch(service, job, peers)
+        service.cache_comes()
+        for peer in everybody:
+            service.begin(peer)
+    opened = [event.chunks for event in service.events if isinstance(event, EpochOpened)]
+    assert set(opened) <= {0, 10}, "without a cache server, or before it is back, an epoch is read as a whole"
+    assert plain(service.replayed()) == plain(service.state)
