@@ -20,6 +20,8 @@ LOOKED_UP = 64
 """Most samples to choose at a time, where a sampler doesn't say how large batches are."""
 MOST_PENDING = 1 << 22
 """Most samples to have drawn and not handed out: a sampler need not end. Each takes some 25 bytes, and its index."""
+MOST_BEHIND = 4 * MOST_PENDING
+"""Most samples to draw behind one that is not handed out: one may never be cached, and a state has a bit for each."""
 _FEW = 1024
 """Rows to make room for at first."""
 
@@ -65,6 +67,8 @@ class PendingOrder:
         self._numbers = np.empty(_FEW, np.int64)
         self._left = np.zeros(_FEW, bool)
         self._asked = np.zeros(_FEW, bool)
+        self._open = np.zeros(_FEW, bool)  # by position behind the base, whether that sample is pending
+        self._base = 0  # no position before it is pending
         self._first = 0  # no row before it is left
         self._cursor = 0  # row at which this pass goes on
         self._considered = 0  # row from which on samples come next that may be asked for
@@ -82,10 +86,25 @@ class PendingOrder:
         begin, end = len(self._indices), len(self._indices) + len(drawn.indices)
         self._indices += drawn.indices
         self._positions[begin:end] = self.drawn + np.flatnonzero(kept)
+        self._extend_open(kept)
         self._owners[begin:end], self._numbers[begin:end] = drawn.owners, drawn.numbers
         self._left[begin:end], self._asked[begin:end] = True, False
         self.drawn += len(kept)
         self.left += end - begin
+
+    def _extend_open(self, kept: NDArray[np.bool_]) -> None:
+        begin, end = self.drawn - self._base, self.drawn - self._base + len(kept)
+        if end > len(self._open):
+            closed = self._oldest_position() - self._base
+            old = self._open[closed:begin]
+            self._open = np.zeros(max(_FEW, 2 * (len(old) + len(kept))), bool)
+            self._open[: len(old)] = old
+            self._base += closed
+            begin, end = begin - closed, end - closed
+        self._open[begin:end] = kept
+
+    def _oldest_position(self) -> int:
+        return int(self._positions[self._first]) if self.left else self.drawn
 
     def _make_room(self, more: int) -> None:
         if 2 * self.left <= len(self._indices):
@@ -137,6 +156,11 @@ class PendingOrder:
         if 2 * self.left <= len(self._indices):
             self._drop_handed_out()
 
+    def overdue(self, most: int) -> NDArray[np.int64]:
+        """Rows, up to ``most``, that may be passed over no more: that many samples were drawn behind them."""
+        rows = self.oldest(most)
+        return rows[self._positions[rows] < self.drawn - MOST_BEHIND]
+
     def oldest(self, most: int) -> NDArray[np.int64]:
         """First rows that are left, up to ``most``."""
         return self._next(self._first, most)[0]
@@ -156,6 +180,7 @@ class PendingOrder:
     def take(self, rows: NDArray[np.int64]) -> list[tuple[int, Any]]:
         """Hand out samples; returns their positions in the order, and their indices."""
         self._left[rows] = False
+        self._open[self._positions[rows] - self._base] = False
         self.left -= len(rows)
         self.waiting -= int(np.count_nonzero(self._asked[rows]))
         self._asked[rows] = False
@@ -202,11 +227,11 @@ class PendingOrder:
         Returns:
             The oldest one's position in the order, and the bits.
         """
-        rows = len(self._indices)
-        positions = np.concatenate([self._positions[:rows][self._left[:rows]], np.asarray(chosen, np.int64)])
-        begin = int(positions.min(initial=self.drawn))
+        begin = min([self._oldest_position(), *chosen])
         bits = np.zeros(self.drawn - begin, bool)
-        bits[positions - begin] = True
+        known = max(begin, self._base)
+        bits[known - begin :] = self._open[known - self._base : self.drawn - self._base]
+        bits[np.asarray(chosen, np.int64) - begin] = True
         return begin, np.packbits(bits).tobytes()
 
 

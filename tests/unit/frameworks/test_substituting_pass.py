@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.frameworks.torch import substituting_pass
 from millrace.frameworks.torch.substituting_pass import SubstitutingPass
+from millrace.policies import sample_substitution
 from millrace.policies.sample_prefetch import prefetch_sizes, worth_asking
 from millrace.policies.sample_substitution import LOOKED_UP, choice_size
 
@@ -193,6 +194,15 @@ class TestOrder:
         assert max(position - number for number, position in enumerate(found)) < most + LOOKED_UP
         assert coming._order.left <= most
         assert len(coming._order._left) <= 4096
+
+    def test_a_sample_that_is_never_cached_is_not_passed_over_for_ever(self, monkeypatch):
+        monkeypatch.setattr(sample_substitution, "MOST_BEHIND", 5000)
+        coming = passing(itertools.count(), Shelf(set(range(1_000_000)) - {5}), 10)
+        found = list(itertools.islice(handed_out(coming), 30_000))
+        assert 5000 - 10 * LOOKED_UP < found.index(5) < 5000 + 10 * LOOKED_UP
+        assert len(set(found)) == 30_000
+        assert len(coming._order._open) < 30_000
+        assert len(coming.state()["pending"]) < 100
 
     def test_a_full_cache_is_looked_into_once_for_each_sample(self):
         shelf = Shelf(range(10_000))

@@ -80,13 +80,15 @@ class SubstitutingPass:
         else:
             return None
         self.size = size
-        lacking = size
-        if self._look_ahead:
+        overdue = order.overdue(size)
+        self._take(overdue)
+        lacking = size - len(overdue)
+        if lacking and self._look_ahead:
             lacking -= self._take_cached(self._coming(size), lacking)
-        self.scarce = bool(lacking)
+        self.scarce = bool(lacking) or len(overdue) > 0
         if lacking and self._look_ahead > 1:
             lacking -= self._take_cached(self._coming((self._look_ahead - 1) * size), lacking)
-        self.short = bool(lacking)
+        self.short = bool(lacking) or len(overdue) > 0
         if lacking and self.waiting:
             asked = order.asked()
             came = self._cached(asked)
