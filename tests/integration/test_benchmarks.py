@@ -268,6 +268,14 @@ def test_deli(tmp_path: Path):
     assert len(found["aims"]) == 4
 
 
+def test_substitution(tmp_path: Path):
+    found = report(tmp_path, "papers.substitution")
+    (trial,) = found["results"]
+    assert sorted(trial) == ["1 x look_ahead=10", "1 x own order", "2 x look_ahead=10", "2 x own order"]
+    assert all(way["requests"] >= 0.5 for way in trial.values())  # two jobs may have shared all of them
+    assert len(found["aims"]) == 5
+
+
 def test_requests_are_predicted(monkeypatch: pytest.MonkeyPatch):
     for name, value in (("OBJECTS", 300), ("BATCH", 50)):
         monkeypatch.setattr(costs, name, value)

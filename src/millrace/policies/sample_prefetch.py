@@ -11,6 +11,12 @@ UNKNOWN_FETCH = 64
 MOST_FETCHED = 4096
 """Most samples to fetch at a time by default: of small samples a cache may hold millions."""
 
+LEAST_FETCHED = 32
+"""Least samples to fetch at a time with ``look_ahead``, if eight jobs can: twice that may be under way."""
+
+FEWEST_FETCHED = 4
+"""Fewest samples to fetch at a time with ``look_ahead``, where half of the cache is more."""
+
 
 class PrefetchSizes(NamedTuple):
     """How much a sampler fetches ahead, in samples.
@@ -25,19 +31,32 @@ class PrefetchSizes(NamedTuple):
 
 
 def prefetch_sizes(
-    room: int | None, fetch_size: int | None = None, threshold: int | None = None
+    room: int | None,
+    fetch_size: int | None = None,
+    threshold: int | None = None,
+    look_ahead: int | None = None,
+    batch: int = 0,
 ) -> Decision[PrefetchSizes]:
     """Decide how much to fetch ahead: by default half of what the cache can hold, once half is left to be read.
 
     That is the paper's rule of 50/50: what has been asked for and not read then fills the cache and never more, so that
     a cache which lets go of the oldest samples first does not lose any that is still to be read.
 
+    With ``look_ahead`` what others have fetched is read first, and several jobs fill one cache. So what each has asked
+    for is a smaller part of it, two batches or more, and stays until it is read though others ask for as much.
+
     Args:
         room: samples that the cache can hold; None: not known yet.
         fetch_size: as the user wants it; None: by the rule.
         threshold: as the user wants it; None: by the rule.
+        look_ahead: how many times as many samples are looked up as are handed out; None: samples come in one order.
+        batch: samples of a batch that is handed out as a whole, with ``look_ahead``; 0: there are none.
     """
     half = UNKNOWN_FETCH if room is None else max(1, min(MOST_FETCHED, room // 2))
+    rule = "half of them is fetched once half is left to be read"
+    if look_ahead is not None and room is not None:
+        half = min(half, max(FEWEST_FETCHED, batch, min(LEAST_FETCHED, room // 16), room // (2 * look_ahead)))
+        rule = f"{half:,} of them are fetched once as many are left to be read, as other jobs may fetch as many"
     fetch = half if fetch_size is None else fetch_size
     if threshold is not None:
         least = threshold
@@ -49,7 +68,7 @@ def prefetch_sizes(
     chosen = [
         name for name, value in (("fetch_size", fetch_size), ("prefetch_threshold", threshold)) if value is not None
     ]
-    why = f"{' and '.join(chosen)} as given" if chosen else "half of them is fetched once half is left to be read"
+    why = f"{' and '.join(chosen)} as given" if chosen else rule
     return Decision(PrefetchSizes(fetch, least), f"{holds}; {why}", {"room": room})
 
 

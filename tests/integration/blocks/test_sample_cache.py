@@ -107,6 +107,30 @@ class TestBounds:
             assert cache.fetch_ahead("a", 3, partial(int, 3))
             assert self.held(cache) == [1, 2, 3]
 
+    @pytest.mark.parametrize("eviction", ["fifo", "lru"])
+    def test_looking_up_which_samples_are_held_lets_none_of_them_stay_longer(self, eviction):
+        with contextlib.closing(SampleCache(max_samples=3, eviction=eviction)) as cache:
+            for index in range(3):
+                cache.read("a", index, partial(int, index))
+            cache.read("b", 9, lambda: 9)
+            assert sorted(cache.held("a", range(100_000))) == [1, 2]
+            assert cache.held("b", [1, 2]) == []
+            cache.held("a", [1])
+            cache.read("a", 3, lambda: 3)
+            assert self.held(cache) == [2, 3]
+            assert cache.stats().refused == 0
+
+    @pytest.mark.parametrize("eviction", ["fifo", "lru"])
+    def test_samples_that_are_about_to_be_read_go_as_late_as_what_comes_new(self, eviction):
+        with contextlib.closing(SampleCache(max_samples=3, eviction=eviction)) as cache:
+            for index in range(3):
+                cache.read("a", index, partial(int, index))
+            cache.renew("a", [1, 7, 0])
+            cache.read("a", 3, lambda: 3)
+            assert sorted(cache.held("a", range(10))) == [0, 1, 3]
+            cache.read("a", 4, lambda: 4)
+            assert sorted(cache.held("a", range(10))) == [0, 3, 4]
+
     def test_a_smaller_bound_than_before_is_honoured_at_once(self, tmp_path):
         with contextlib.closing(SampleCache(max_samples=10, folder=tmp_path, keep=True)) as cache:
             for index in range(10):
@@ -501,6 +525,7 @@ class TestFiles:
             file.write(b"\xff" * 400_000)
         for index in range(200):
             assert cache.read("a", index, lambda: bytes(4000)) == bytes(4000)
+        assert cache.held("a", range(200)) == []
         assert cache.stats("a").refused > 0
         assert len(caplog.records) == 1
 

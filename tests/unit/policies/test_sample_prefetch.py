@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.policies.sample_prefetch import (
+    LEAST_FETCHED,
     MOST_FETCHED,
     UNKNOWN_FETCH,
     PrefetchSizes,
@@ -35,7 +36,30 @@ def test_sizes(room, fetch, threshold, expected):
     assert prefetch_sizes(room, fetch, threshold).value == PrefetchSizes(*expected)
 
 
+@pytest.mark.parametrize(
+    ("room", "batch", "expected"),
+    [
+        (None, 0, UNKNOWN_FETCH),
+        (10_000, 0, 500),  # ten jobs that look ten times as far ahead fill the cache between them
+        (10_000, 64, 500),
+        (10_000, 800, 800),
+        (600, 0, LEAST_FETCHED),  # but no fewer than can be under way at a time
+        (400, 0, 25),  # unless eight jobs would overfill it
+        (30, 0, 4),
+        (75, 64, 37),
+        (1, 0, 1),
+        (10**9, 0, MOST_FETCHED),
+    ],
+)
+def test_sizes_where_other_jobs_fill_the_cache_too(room, batch, expected):
+    assert prefetch_sizes(room, look_ahead=10, batch=batch).value == PrefetchSizes(expected, expected)
+
+
 def test_the_reason_says_what_was_given():
+    assert prefetch_sizes(10_000, look_ahead=10).reason == (
+        "the cache can hold 10,000 samples; 500 of them are fetched once as many are left to be read, "
+        "as other jobs may fetch as many"
+    )
     assert prefetch_sizes(2048).reason == (
         "the cache can hold 2,048 samples; half of them is fetched once half is left to be read"
     )

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from millrace.blocks.disk_capacity import default_bytes
@@ -250,6 +250,39 @@ class SampleCache:
         if message not in self._said:
             self._said.add(message)
             _log.warning(message, index, self.folder, why)
+
+    def held(self, name: str, indices: Sequence[int]) -> list[int]:
+        """Look up which of these samples are there now; none where the cache can't be read.
+
+        Args:
+            name: of the dataset.
+            indices: of the samples in it.
+
+        Raises:
+            CacheError: the cache was closed.
+        """
+        counters = self._counts(name)
+        try:
+            return self._table.held(name, indices)
+        except CacheError as error:
+            self._refuse(counters, indices[0], str(error))
+            return []
+
+    def renew(self, name: str, indices: Sequence[int]) -> None:
+        """Let samples that are about to be read go no sooner than what is fetched from now on, if they are there.
+
+        Args:
+            name: of the dataset.
+            indices: of the samples in it, in the order in which they will be read.
+
+        Raises:
+            CacheError: the cache was closed.
+        """
+        counters = self._counts(name)
+        try:
+            self._table.renew_all(name, indices)
+        except CacheError as error:
+            self._refuse(counters, indices[0], str(error))
 
     def _get(self, counters: SampleCounters, name: str, index: int) -> _Kept | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import threading
@@ -40,6 +41,8 @@ select id, size from samples
 where turn >= (select min(turn) + abs(random()) % (max(turn) - min(turn) + 1) from samples) order by turn limit 1
 """
 _FIRST = {"fifo": _OLDEST, "lru": _OLDEST, "random": _ANY}
+
+_HELD = "select number from samples where name = ? and number in (select value from json_each(?))"
 
 _sqlite = threading.RLock()
 """Held by whoever is inside SQLite, with whatever table; a fork waits for it."""
@@ -90,6 +93,11 @@ class SampleTable:
                     _move(base, name, index, _next_turn(base))
             return value
 
+    def held(self, name: str, indices: Sequence[int]) -> list[int]:
+        """Look up which of these samples are there, without reading them or having them go any later."""
+        with self._connected() as base:
+            return [number for (number,) in base.execute(_HELD, (name, json.dumps(list(indices))))]
+
     def drop(self, name: str, index: int) -> None:
         """Let go of a sample, if it is there."""
         with self._connected() as base:
@@ -114,6 +122,12 @@ class SampleTable:
         with self._connected() as base, _transaction(base):
             turn = _next_turn(base)
             return None if _move(base, name, index, turn) else turn
+
+    def renew_all(self, name: str, indices: Sequence[int]) -> None:
+        """Have those of these samples that are there go no sooner than what comes now, in the order given."""
+        with self._connected() as base, _transaction(base):
+            for index in indices:
+                _move(base, name, index, _next_turn(base))
 
     def put(self, name: str, index: int, value: bytes, turn: int | None = None) -> int:
         """Keep a sample, and let others go to make room for it.

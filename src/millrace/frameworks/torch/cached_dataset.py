@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from millrace.blocks.samples.counters import SampleCounts
@@ -87,6 +89,20 @@ class CachedDataset(Dataset[Any]):
             Whether it was fetched.
         """
         return self.cache.fetch_ahead(self.name, index, lambda: self.dataset[index], self._owner)
+
+    def holds(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Look up which samples are in the cache, with one question for all; they may be gone when they are read.
+
+        Args:
+            numbers: of the samples, from 0 on.
+        """
+        held = self.cache.held(self.name, numbers.tolist()) if len(numbers) else []
+        return np.isin(numbers, held)
+
+    def renew(self, numbers: NDArray[np.int64]) -> None:
+        """Let samples that are about to be read, in this order, go no sooner than what is fetched from now on."""
+        if len(numbers):
+            self.cache.renew(self.name, numbers.tolist())
 
     def reads(self) -> int:
         """Count the samples that were read through this object and its copies in other processes."""

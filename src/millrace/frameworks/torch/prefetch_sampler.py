@@ -1,4 +1,7 @@
-"""Sampler that has the samples it is about to hand out fetched into a cache (DELI, sections III-B and IV-C)."""
+"""Sampler that has the samples it is about to hand out fetched into a cache (DELI, sections III-B and IV-C).
+
+With ``look_ahead`` it hands out those first that are cached already (Quiver, section 4.6).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.errors import PipelineError
 from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
 from millrace.frameworks.torch.prefetcher import Prefetcher
+from millrace.frameworks.torch.substituting_pass import SubstitutingPass, draw, is_batch
 from millrace.policies.decision import Decision
 from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes, worth_asking
+from millrace.policies.sample_substitution import choice_size
 from millrace.whole_numbers import whole
 
 Place = tuple[CachedDataset, int]
@@ -25,7 +30,10 @@ SamplerState = tuple[dict[str, Any] | None, dict[str, Any] | None]
 
 
 class PrefetchSampler(Sampler[Any]):
-    """The indices of another sampler, in its order, whose samples are fetched before a loop reads them.
+    """The indices of another sampler, whose samples are fetched before a loop reads them.
+
+    They come in that sampler's order, unless ``look_ahead`` is given: then samples that are cached stand in for those
+    that aren't, and each index still comes once in every pass.
 
     It stands wherever that sampler stood, also as a ``batch_sampler``. What it asks for goes to the cache of the
     :class:`CachedDataset` that the indices are of: the dataset itself, or one below a ``Subset`` or a
@@ -38,6 +46,9 @@ class PrefetchSampler(Sampler[Any]):
             the ranks of a host that share it take equal parts.
         prefetch_threshold: samples asked for and not yet read, at or below which the next ones are asked for; None:
             as many as are fetched at a time. What a DataLoader's workers have in hand counts as not yet read.
+        look_ahead: how many times as many samples to look up in the cache as are handed out next, which is a batch of a
+            batch sampler or up to 64. Those that are there come first, and the others once they are there or nothing
+            else is. 10 suits a cache that holds a tenth of the data or more. None: the order is the sampler's.
         threads: fetches at a time; None: as many as pay, from 16 up to 64 if the loop waits for samples.
         positions: makes an index one of the cached dataset, where millrace can't tell what a dataset in between does.
 
@@ -52,18 +63,20 @@ class PrefetchSampler(Sampler[Any]):
         fetch_size: int | None = None,
         prefetch_threshold: int | None = None,
         *,
+        look_ahead: int | None = None,
         threads: int | None = None,
         positions: Callable[[int], int] | None = None,
     ) -> None:
         for name, value, least in (
             ("fetch_size", fetch_size, 1),
             ("prefetch_threshold", prefetch_threshold, 0),
+            ("look_ahead", look_ahead, 1),
             ("threads", threads, 1),
         ):
             if value is not None:
                 whole("PrefetchSampler", name, value, least)
         self.sampler = sampler
-        self.threads = threads
+        self.threads, self.look_ahead = threads, look_ahead
         self._chosen = fetch_size, prefetch_threshold
         self._source = cache if positions is not None else _source_of(sampler)
         self._positions = positions
@@ -73,6 +86,8 @@ class PrefetchSampler(Sampler[Any]):
         self._prefetchers: dict[int, Prefetcher] = {}
         self._handed = 0
         self._begun: SamplerState | None = None
+        self._first: list[Any] = []
+        self._pass: SubstitutingPass | None = None
         self._loaded: dict[str, Any] | None = None
 
     def _translation(self) -> Callable[[int], Place]:
@@ -92,15 +107,20 @@ class PrefetchSampler(Sampler[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Say how far the newest pass has come, for torchdata's ``StatefulDataLoader``.
 
-        That is a count, and the wrapped sampler's own state behind the pass's first index if it has one.
+        That is a count, and the wrapped sampler's own state behind the pass's first index if it has one; with
+        ``look_ahead`` also a bit for each index that was passed over or is behind one that was.
         """
         if self._loaded is not None:
             return self._loaded
-        return {"handed_out": self._handed, "sampler": self._begun if self._handed else None}
+        state: dict[str, Any] = {"handed_out": self._handed, "sampler": self._begun if self._handed else None}
+        if self._pass is not None and self._handed:
+            state |= {"first": self._first, **self._pass.state()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin where the state was taken; what is left out is not fetched.
 
+        What the cache holds by then plays no part: each index comes that had not come, and none a second time.
         The wrapped sampler has to give the same indices again: one with a state of its own does, and one with a seed
         and the same ``set_epoch``.
         """
@@ -108,57 +128,82 @@ class PrefetchSampler(Sampler[Any]):
 
     def sizes(self) -> Decision[PrefetchSizes]:
         """Decide how much is fetched ahead now; the reason says why."""
-        return prefetch_sizes(self._room(), *self._chosen)
+        batch = self._pass.batch if self._pass is not None else 0
+        return prefetch_sizes(self._room(), *self._chosen, self.look_ahead, batch)
 
     def _room(self) -> int | None:
         rooms = [room for each in self._datasets if (room := each.room()) is not None]
         return min(rooms, default=None)
 
     def __iter__(self) -> Iterator[Any]:
-        coming: deque[tuple[Any, int]] = deque()  # what the sampler gave, and for how many samples it stands
-        source: Iterator[Any] | None = self._begin()
-        waiting = handed = 0
-        before, threshold = self._reads(), 0
+        loaded, before, source = self._begin()
         try:
-            while True:
-                if source is not None and (waiting <= threshold or not coming):
-                    unread = min(handed, max(0, handed - (self._reads() - before)))
-                    if not coming or is_due(waiting, unread, threshold):
-                        fetch_size, threshold = self.sizes().value
-                        fresh, source = _draw(source, fetch_size)
-                        coming.extend(fresh)
-                        drawn = sum(count for _, count in fresh)
-                        most = worth_asking(drawn, waiting + unread, self._room())
-                        waiting += drawn
-                        self._ask(fresh, most, waiting + unread)
-                if not coming:
-                    return
-                item, count = coming.popleft()
-                waiting, handed = waiting - count, handed + count
-                self._handed += 1
-                yield item
+            if self.look_ahead is None and "pending" not in loaded:
+                self._pass = None
+                yield from self._in_order(itertools.islice(source, before, None))
+            else:
+                self._pass = SubstitutingPass(source, self._place, self.look_ahead or 0)
+                self._pass.resume(before, loaded)
+                yield from self._substituted(self._pass)
         finally:
             for prefetcher in self._prefetchers.values():
                 prefetcher.forget()
 
-    def _begin(self) -> Iterator[Any]:
-        """Begin a pass of the sampler, where the state says that was loaded if there is one."""
-        handed, begun = (self._loaded["handed_out"], self._loaded.get("sampler")) if self._loaded else (0, None)
-        self._loaded = None
+    def _in_order(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """Hand out indices as the sampler gave them."""
+        coming: deque[tuple[Any, int]] = deque()  # what the sampler gave, and for how many samples it stands
+        source: Iterator[Any] | None = indices
+        waiting = handed = 0
+        before, threshold = self._reads(), 0
+        while True:
+            if source is not None and (waiting <= threshold or not coming):
+                unread = min(handed, max(0, handed - (self._reads() - before)))
+                if not coming or is_due(waiting, unread, threshold):
+                    fetch_size, threshold = self.sizes().value
+                    fresh, source = draw(source, fetch_size)
+                    coming.extend(fresh)
+                    drawn = sum(count for _, count in fresh)
+                    most = worth_asking(drawn, waiting + unread, self._room())
+                    waiting += drawn
+                    self._ask(fresh, most, waiting + unread)
+            if not coming:
+                return
+            item, count = coming.popleft()
+            waiting, handed = waiting - count, handed + count
+            self._handed += 1
+            yield item
+
+    def _substituted(self, coming: SubstitutingPass) -> Iterator[Any]:
+        """Hand out indices whose samples are cached first."""
+        handed, before = 0, self._reads()
+        while (chosen := coming.choose(choice_size(room := self._room()))) is not None:
+            handed += chosen
+            self._ask_pending(coming, min(handed, max(0, handed - (self._reads() - before))), room)
+            for item in coming.hand_out():
+                self._handed += 1
+                yield item
+
+    def _begin(self) -> tuple[dict[str, Any], int, Iterator[Any]]:
+        """Begin a pass of the sampler.
+
+        Returns:
+            The state that the pass goes on from, how many of its indices were handed out before, and its indices.
+        """
+        loaded = self._loaded or {}
+        self._loaded, begun = None, loaded.get("sampler")
+        before = self._handed = loaded.get("handed_out", 0)
         if begun is not None:
             _load(self.sampler, begun[0])
         indices: Iterator[Any] = iter(self.sampler)
-        if begun is not None:
+        if begun is not None:  # behind the first index
             _load(indices, begun[1])
-            self._handed = 1
+            self._first = loaded.get("first", [])
+            before -= "first" not in loaded
         else:  # torchdata's samplers begin anew when the first index is drawn
-            first = list(itertools.islice(indices, 1))
+            self._first = list(itertools.islice(indices, 1))
             begun = _state(self.sampler), _state(indices)
-            indices = itertools.chain(first, indices)
-            self._handed = 0
         self._begun = begun if any(begun) else None
-        self._handed += sum(1 for _ in itertools.islice(indices, handed - self._handed))
-        return indices
+        return loaded, before, itertools.chain(self._first, indices)
 
     def _reads(self) -> int:
         return sum(each.reads() for each in self._datasets)
@@ -166,14 +211,33 @@ class PrefetchSampler(Sampler[Any]):
     def _ask(self, drawn: Sequence[tuple[Any, int]], most: int, unread: int) -> None:
         """Have the first ``most`` of the samples drawn fetched, ``unread`` of which and before are to be read."""
         wanted: dict[int, tuple[CachedDataset, list[int]]] = {}
-        indices = (index for item, _ in drawn for index in (item if isinstance(item, (list, tuple)) else (item,)))
+        indices = (index for item, _ in drawn for index in (item if is_batch(item) else (item,)))
         for index in itertools.islice(indices, most):
             cached, number = self._place(index)
             wanted.setdefault(id(cached), (cached, []))[1].append(number)
-        for key, (cached, numbers) in wanted.items():
-            if key not in self._prefetchers:
-                self._prefetchers[key] = Prefetcher(cached, self.threads)
-            self._prefetchers[key].ask(numbers, unread)
+        for cached, numbers in wanted.values():
+            self._prefetcher(cached).ask(numbers, unread)
+
+    def _ask_pending(self, coming: SubstitutingPass, unread: int, room: int | None) -> None:
+        """Have the oldest pending samples fetched, behind those that are to be read and lack, if it is time to."""
+        coming.note_unread(unread)
+        (fetch_size, threshold), asked = self.sizes().value, False
+        if coming.scarce and coming.waiting <= threshold:
+            most = min(threshold + fetch_size - coming.waiting, (self.look_ahead or 1) * coming.size)
+            asked = coming.ask(worth_asking(most, coming.waiting + unread, room))
+        if not (asked or coming.short):
+            return
+        for cached, numbers in coming.lacking(room):
+            if numbers or id(cached) in self._prefetchers:
+                prefetcher = self._prefetcher(cached)
+                prefetcher.forget()  # what others have fetched since, or the loop has read
+                prefetcher.ask(numbers, len(numbers))
+
+    def _prefetcher(self, cached: CachedDataset) -> Prefetcher:
+        key = id(cached)
+        if key not in self._prefetchers:
+            self._prefetchers[key] = Prefetcher(cached, self.threads)
+        return self._prefetchers[key]
 
     def close(self) -> None:
         """End prefetching, and the process that does it. Idempotent; a further ``iter()`` begins anew."""
@@ -181,12 +245,12 @@ class PrefetchSampler(Sampler[Any]):
             self._prefetchers.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in {"_prefetchers", "_place"}}
+        return {name: value for name, value in vars(self).items() if name not in {"_prefetchers", "_place", "_pass"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._prefetchers = {}
+        self._prefetchers, self._pass, self._handed = {}, None, 0
         self._place = self._translation()
 
 
@@ -198,19 +262,6 @@ def _state(sampler: Any) -> dict[str, Any] | None:
 def _load(sampler: Any, state: dict[str, Any] | None) -> None:
     if state is not None:
         sampler.load_state_dict(state)
-
-
-def _draw(source: Iterator[Any], least: int) -> tuple[list[tuple[Any, int]], Iterator[Any] | None]:
-    """Take indices, or lists of them, until they stand for ``least`` samples; the source is None once it has ended."""
-    drawn: list[tuple[Any, int]] = []
-    samples = 0
-    for item in source:
-        count = len(item) if isinstance(item, (list, tuple)) else 1
-        drawn.append((item, count))
-        samples += count
-        if samples >= least:
-            return drawn, source
-    return drawn, None
 
 
 # -- which samples indices stand for -----------------------------------------------------------------------------------
