@@ -269,7 +269,7 @@ class SmallCache(Service):
         self.say(inp.CacheServerSaid("cache", CacheServerHello("cache", "cache:1", most_bytes=250)))
 
     def fresh_state(self) -> State:
-        def planner(_graph: Any, _tables: Any, *, chunks: int, **_: Any) -> Any:
+        def planner(graph: Any, tables: Any, *, tasks: Any, seed: Any, ranks: Any, pieces: Any, chunks: int) -> Any:
             return self.in_chunks if chunks else self.plan
 
         return State(self.settings, planner=planner, checked=self.checked)
