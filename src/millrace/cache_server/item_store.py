@@ -37,6 +37,8 @@ _SEGMENT_BYTES = 1 << 20, 1 << 30
 _OPEN_FILES = 128
 _LABELS_AT_ONCE = 16
 """Labels that are written at a time, each to a segment of its own."""
+_LEAST_COUNTED = 16
+"""A segment counts as this part of a full one at least, so that there are not many more than full ones would be."""
 _BEGINNING_BYTES = 16
 """Bytes of a label that say of what data it is."""
 _TABLES = f"""
@@ -209,11 +211,14 @@ class ItemStore:
         Args:
             sets: by how labels begin, those that are kept; what begins otherwise is kept as before.
         """
-        with self._lock, self._index():
-            self._kept = {beginning: frozenset(labels) for beginning, labels in sets.items()}
-            for number, label in list(self._labels.items()):
-                if not self._keeps(label):
-                    self._remove(number)
+        try:
+            with self._lock, self._index():
+                self._kept = {beginning: frozenset(labels) for beginning, labels in sets.items()}
+                for number, label in list(self._labels.items()):
+                    if not self._keeps(label):
+                        self._remove(number)
+        except (OSError, sqlite3.Error) as error:
+            self._complain("written", error)
 
     def _keeps(self, label: bytes) -> bool:
         kept = self._kept.get(label[:_BEGINNING_BYTES]) if label else None
@@ -224,7 +229,7 @@ class ItemStore:
         size = view.nbytes
         if size > self._most or not self._keeps(label):
             return None
-        writing = self._writing.get(label)
+        writing = self._open_segment(label)
         if writing is None or self._sizes[writing.number] + size > max(self._segment_bytes, size):
             if not self._make_room(max(self._segment_bytes, size)):
                 return None
@@ -241,7 +246,7 @@ class ItemStore:
     def _make_room(self, size: int) -> bool:
         """Make room for a segment, if one is not in use."""
         now = self._clock()
-        while sum(self._sizes.values()) + size > self._most:
+        while self._taken() + size > self._most:
             uses = [SegmentUse(number, self._used[number]) for number in self._sizes]
             number = victim(uses, now, self._idle_s)
             if number is None:
@@ -249,16 +254,43 @@ class ItemStore:
             self._remove(number)
         return True
 
+    def _taken(self) -> int:
+        """Bytes that segments take, or may yet: those that are written to grow, and many small files cost as well."""
+        growing = {writing.number for writing in self._writing.values()}
+        least = self._segment_bytes // _LEAST_COUNTED
+        return sum(
+            max(size, self._segment_bytes if number in growing else least) for number, size in self._sizes.items()
+        )
+
+    def _open_segment(self, label: bytes) -> _Writing | None:
+        """Find the segment that is written to for a label, or go on with its last one; None: that is full."""
+        writing = self._writing.pop(label, None)
+        if writing is None:
+            number = max((number for number, other in self._labels.items() if other == label), default=None)
+            if number is None or self._sizes[number] >= self._segment_bytes:
+                return None
+            try:
+                writing = _Writing(number, private(self._path(number), os.O_RDWR | os.O_CLOEXEC))
+            except FileNotFoundError:
+                self._remove(number)
+                return None
+        self._writing[label] = writing  # it comes last now
+        self._close_others()
+        return writing
+
+    def _close_others(self) -> None:
+        while len(self._writing) > _LABELS_AT_ONCE:
+            self._end_segment(next(iter(self._writing)))
+
     def _begin_segment(self, label: bytes) -> _Writing:
         self._end_segment(label)
-        while len(self._writing) >= _LABELS_AT_ONCE:  # the room that is left in it stays empty
-            self._end_segment(next(iter(self._writing)))
         number = self._last + 1
         handle = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         self._last = number
         self._writing[label] = writing = _Writing(number, handle)
         self._base.execute("insert into segments values (?, 0, ?)", (number, label))
         self._sizes[number], self._used[number], self._labels[number] = 0, self._clock(), label
+        self._close_others()
         return writing
 
     def _end_segment(self, label: bytes) -> None:

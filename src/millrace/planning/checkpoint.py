@@ -16,6 +16,7 @@ import msgspec
 from millrace.errors import StateError
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
+from millrace.planning.chunks import MOST_CHUNKS
 from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.progress import TaskSet
 from millrace.planning.split_table import SplitTable
@@ -200,6 +201,8 @@ def check(found: Checkpoint) -> None:
         raise StateError(f"the state is damaged: task {max(tops) - 1:,}, and no epoch was read that far")
     if len(known[1]) > MOST_ALONE:
         raise StateError(f"the state is damaged: {len(known[1]):,} tasks of which nothing is left over")
+    if not 0 <= found.chunks <= MOST_CHUNKS or (found.chunks and found.shares and not found.pieces):
+        raise StateError(f"the state is damaged: {found.chunks:,} chunks, for {found.shares} ranks")
     if max(found.ranks, found.shares) > MOST_RANKS:
         raise StateError(f"the state is damaged: rank {found.rank} of {max(found.ranks, found.shares):,}")
 

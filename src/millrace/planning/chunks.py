@@ -23,6 +23,8 @@ from millrace.planning.random_keys import mix, mix_array
 if TYPE_CHECKING:
     from millrace.planning.units import UnitMap
 
+MOST_CHUNKS = 1 << 12
+"""Most chunks of a data set."""
 _KEY = np.uint64(mix(0x6368756E6B73))
 _TURNS_AT_ONCE = 1 << 20
 
@@ -69,7 +71,7 @@ def most_chunks(units: UnitMap) -> int:
     """Count the chunks that an epoch of a graph can be read in, at most; 0: it has no shuffle that takes chunks."""
     if shuffle_in_chunks(units) is None:
         return 0
-    return min(units.of(units.graph.id_of(units.graph.root)).count // 2, 1 << 12)
+    return min(units.of(units.graph.id_of(units.graph.root)).count // 2, MOST_CHUNKS)
 
 
 def shuffle_in_chunks(units: UnitMap) -> int | None:

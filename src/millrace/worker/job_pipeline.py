@@ -90,6 +90,7 @@ class JobPipeline:
         """Number of files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
         self._chunks = 0
+        self._labels: dict[int, Callable[[int], bytes] | None] = {0: None}
 
     def update(self, opened: OpenJob) -> None:
         """Take in what more the dispatcher says (the tables) of the same job."""
@@ -181,17 +182,19 @@ class JobPipeline:
             return self._program
 
     def label_chunks(self, chunks: int) -> None:
-        """Have what cache servers keep for this job labelled by the chunk of the data that it belongs to."""
+        """Have what cache servers keep for this job labelled by the chunk of the data that it is of; 0: by none."""
         if self.sources is None or self._chunks == chunks:
             return
         with self._lock:
-            if self._chunks == chunks:
-                return
-            graph, _ = self._unpack()
-            tables = self._tables(self.opened.tables)
-            (table,) = tables.values()
-            data, members = name_of_data(prints(graph, tables)[0]), ChunkMembers(table.count, chunks)
-            self.sources.label = lambda item: chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
+            if chunks not in self._labels:
+                graph, _ = self._unpack()
+                tables = self._tables(self.opened.tables)
+                (table,) = tables.values()
+                data, members = name_of_data(prints(graph, tables)[0]), ChunkMembers(table.count, chunks)
+                self._labels[chunks] = lambda item: chunk_label(
+                    data, chunks, int(members.chunk_of(np.array([item]))[0])
+                )
+            self.sources.label = self._labels[chunks]
             self._chunks = chunks
 
     def measures(self) -> list[NodeMeasure]:

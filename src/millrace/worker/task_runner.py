@@ -169,8 +169,7 @@ class _Run:
         going = lane.ask(inp.BeginOutputs(first, program.changed() if keep and lease.again else ""))
         assert isinstance(going, act.GoOn)
         task = _task_of(program, lease)
-        if lease.chunks:
-            self._job.label_chunks(lease.chunks)
+        self._job.label_chunks(lease.chunks)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         self._expect(program, [lease, *going.coming])

@@ -286,3 +286,40 @@ def test_a_label_that_is_kept_again_is_kept(open_store):
     assert put(store, b"yes", one)
     store.keep_labels({})
     assert put(store, b"and what nobody speaks of", labelled("data", 2))
+
+
+def test_segments_that_are_written_to_side_by_side_stay_within_the_bound(open_store, tmp_path):
+    store = open_store(4 * MIB)
+    for _ in range(200):
+        for chunk in range(15):
+            put(store, os.urandom(4000), labelled("data", chunk))
+    held = sum(each.stat().st_size for each in (tmp_path / "cache").iterdir() if each.suffix == ".segment")
+    assert store.totals[1] == held <= 4 * MIB
+
+
+def test_labels_in_turns_make_no_file_for_each_item(open_store, tmp_path):
+    store = open_store()
+    for number in range(60):
+        for chunk in range(20):
+            assert put(store, b"%d of %d" % (number, chunk), labelled("data", chunk))
+    assert len([each for each in (tmp_path / "cache").iterdir() if each.suffix == ".segment"]) == 20
+
+
+def test_many_labels_take_no_more_files_than_a_bound(open_store, tmp_path):
+    store = open_store(64 * MIB)
+    kept = [put(store, b"%d" % number, number.to_bytes(24, "big")) for number in range(2000)]
+    assert kept[0]
+    assert not kept[-1], "what is in use stays, and these count as more than they are"
+    assert len(list((tmp_path / "cache").iterdir())) < 64 * 16 + 8
+
+
+def test_a_disk_that_fails_as_labels_change_is_no_end(open_store, monkeypatch, caplog):
+    store = open_store()
+    assert put(store, b"item", labelled("data", 1))
+
+    def full(_number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_remove", full)
+    store.keep_labels({labelled("data", 1)[:16]: []})
+    assert "No space left" in caplog.text

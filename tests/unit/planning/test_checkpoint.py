@@ -25,6 +25,7 @@ from millrace.planning.checkpoint import (
     unpack,
 )
 from millrace.planning.epoch_cursor import start_of
+from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
 from millrace.planning.split_table import Split, files_table, splits_table
 
@@ -235,3 +236,12 @@ def test_operators_behind_distribute_have_a_part_in_states_where_there_are_any()
     further = Checkpoint(seed=1, parts=[(4, 2, [2]), (5, 0, [1])])
     assert parts_of([state, further], 0) == [(4, 2, [2]), (5, 0, [1])]
     assert parts_of([state, further], 1) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"chunks": -1}, {"chunks": 10**9}, {"chunks": 10, "shares": 2}, {"chunks": 1 << 13, "pieces": [Piece.of(0, 4)]}],
+)
+def test_chunks_that_cannot_be(fields):
+    with pytest.raises(StateError, match="chunks, for"):
+        unpack(pack(Checkpoint(seed=1, graph="g", tasks=100, **fields)))

@@ -6,6 +6,7 @@ keep is state of its own, by data set. Both are journalled, so that a dispatcher
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, State
 from millrace.control.state.task_state import Running, Waiting
+from millrace.graph.nodes import FromFiles
 from millrace.graph.serialize import unpack
 from millrace.planning.chunks import most_chunks
 from millrace.planning.units import UnitMap
@@ -28,27 +30,38 @@ def chunks_for(tx: Transaction, job: Job) -> int:
 
     They change the order of its elements, so none are made where that is fixed, or where others rely on it.
     """
-    room = sum(known.most_bytes for known in tx.observed.cache_servers.values())
     spec = job.spec
     fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
-    if not room or fixed or not job.tables or not job.length or spec.structure == b"":
+    if fixed or not tx.observed.cache_servers or not job.prints or not job.tables or not job.length:
         return 0
-    if len(job.tables) != 1 or not _stored(spec.structure):
+    if len(job.tables) != 1 or not _stored_elsewhere(spec.structure):
         return 0
+    # Servers own equally many keys, however large they are.
+    room = len(tx.observed.cache_servers) * min(known.most_bytes for known in tx.observed.cache_servers.values())
     (table,) = job.tables.values()
     most = most_chunks(UnitMap(unpack(spec.structure), job.tables))
-    return policy.choose_chunks(table.bytes, room, most).value if most else 0
+    known = tx.state.caches.source_chunks.get(data_set(job))
+    before = known.chunks if known is not None and any(_read_alike(tx.state, job, known.chunks)) else 0
+    return policy.choose_chunks(table.bytes, room, most, before).value if most else 0
 
 
 @functools.lru_cache(256)
-def _stored(structure: bytes) -> bool:
-    """Whether the only source of a pipeline is one whose items cache servers may have."""
-    return all(node.op == "from_files" for _, node in unpack(structure).sources())
+def _stored_elsewhere(structure: bytes) -> bool:
+    """Whether the only source of a pipeline is files of a store, which cache servers may have."""
+    return all(
+        isinstance(node, FromFiles) and bool(node.patterns) and all(map(_is_far, node.patterns))
+        for _, node in unpack(structure).sources()
+    )
+
+
+def _is_far(pattern: str) -> bool:
+    return "://" in pattern and not pattern.startswith(("file:", "memory:"))
 
 
 def in_chunks(job: Job, plan: PlanLike) -> bool:
     """Whether tasks of the plan are dealt chunk by chunk."""
-    return bool(plan.chunks) and job.spec.sharding == "dynamic" and not job.spec.deterministic
+    spec = job.spec
+    return bool(plan.chunks) and spec.sharding == "dynamic" and not (spec.deterministic or spec.equal_steps)
 
 
 def walk(epoch: Epoch, plan: PlanLike, chunk: int) -> tuple[str, tuple[int, int] | None]:
@@ -73,17 +86,19 @@ def next_in_chunks(state: State, job: Job, epoch: Epoch, plan: PlanLike) -> tupl
         key, ahead = walk(epoch, plan, chunk)
         if ahead is not None:
             return chunk, key, ahead
+    fresh = {
+        chunk for chunk in range(plan.chunks) if walk(epoch, plan, chunk)[1] is not None
+    }  # others were read before
+    if not fresh:
+        return None
     known = state.caches.source_chunks.get(data_set(job))
     kept = known.kept if known is not None and known.chunks == plan.chunks else []
-    alike = [(other, plan_of_it) for other, plan_of_it in _read_alike(state, job, plan.chunks) if other is not epoch]
-    others = [chunk for other, its in alike for chunk in begun(other) if left(other, its, chunk)]
-    while len(passed) < plan.chunks:
-        chunk = policy.next_chunk(plan.chunks, passed, kept, others).value
-        key, ahead = walk(epoch, plan, chunk)
-        if ahead is not None:
-            return chunk, key, ahead
-        passed.append(chunk)  # it was read before the epoch was resumed
-    return None
+    alike = [each for each in _read_alike(state, job, plan.chunks) if each[0] is not epoch]
+    others = [chunk for other, its in alike for chunk in begun(other)[-1:] if walk(other, its, chunk)[1] is not None]
+    chunk = policy.next_chunk(plan.chunks, passed[-1:], fresh, kept, others).value
+    key, ahead = walk(epoch, plan, chunk)
+    assert ahead is not None
+    return chunk, key, ahead
 
 
 def data_set(job: Job) -> str:
@@ -92,27 +107,31 @@ def data_set(job: Job) -> str:
 
 
 def _read_alike(state: State, job: Job, chunks: int) -> Iterator[tuple[Epoch, PlanLike]]:
-    """List the epochs in so many chunks of the same data that have begun, each with its plan."""
+    """List the epochs in so many chunks of the same data that have begun, and of which something is still to run."""
     for other in state.jobs.values():
         if other.prints[:1] != job.prints[:1] or other.failure is not None:
             continue
         for number, epoch in other.epochs.items():
             alike = epoch.chunks == chunks and not epoch.pieces and any(key.startswith("h") for key in epoch.cursors)
-            if alike and in_chunks(other, plan := state.plan(other, number)):
+            over = epoch.settled and not any(type(live.phase) in {Running, Waiting} for live in epoch.live.values())
+            if alike and not over and in_chunks(other, plan := state.plan(other, number)):
                 yield epoch, plan
 
 
-def left(epoch: Epoch, plan: PlanLike, chunk: int) -> float:
-    """Share of a chunk's tasks that are still to run."""
-    first, stop = plan.chunk(chunk)
-    at = max(first, epoch.cursors.get(f"h{chunk}", first))
-    if at == first:
-        return float(walk(epoch, plan, chunk)[1] is not None)
-    running = sum(
-        first <= task < stop and not live.complete and isinstance(live.phase, Running | Waiting)
-        for task, live in epoch.live.items()
-    )
-    return (stop - at + running) / (stop - first)
+def _left(epoch: Epoch, plan: PlanLike) -> list[float]:
+    """Share of each chunk's tasks that are still to run, tails aside: they read nothing."""
+    bounds = [plan.chunk(chunk)[0] for chunk in range(plan.chunks)]
+    running = [0] * plan.chunks
+    for task, live in epoch.live.items():
+        if not live.complete and isinstance(live.phase, Running | Waiting) and not plan.task(task).inputs:
+            running[bisect.bisect_right(bounds, task) - 1] += 1
+    found = []
+    for chunk in range(plan.chunks):
+        first, stop = plan.chunk(chunk)
+        ahead = walk(epoch, plan, chunk)[1]
+        to_deal = 0 if ahead is None else stop - ahead[0]
+        found.append(min(1.0, (to_deal + running[chunk]) / (stop - first)))
+    return found
 
 
 def readers(state: State, data: str) -> dict[str, int]:
@@ -137,20 +156,21 @@ def watch(tx: Transaction) -> None:
     seen = set[tuple[str, int]]()
     for job in tx.state.jobs.values():
         for epoch in job.epochs.values():
-            if epoch.chunks and (job.prints[0], epoch.chunks) not in seen:
+            if epoch.chunks and job.prints and (job.prints[0], epoch.chunks) not in seen:
                 seen.add((job.prints[0], epoch.chunks))
                 _keep(tx, job, epoch.chunks)
 
 
 def _keep(tx: Transaction, job: Job, chunks: int) -> None:
-    data = data_set(job)
+    data, alike = data_set(job), list(_read_alike(tx.state, job, chunks))
     known = tx.state.caches.source_chunks.get(data)
+    if not alike or (known is not None and known.chunks != chunks and any(_read_alike(tx.state, job, known.chunks))):
+        return  # what others read in other chunks stays; where a cache has grown or shrunk, they do so for an epoch
     kept = known.kept if known is not None and known.chunks == chunks else []
-    alike = list(_read_alike(tx.state, job, chunks))
-    read = {chunk for epoch, plan in alike for chunk in begun(epoch) if left(epoch, plan, chunk)}
-    shares = {chunk: [left(epoch, plan, chunk) for epoch, plan in alike] for chunk in {*kept, *read}}
-    decision = policy.choose_kept(kept, shares, read)
-    if decision.value != kept or (known is not None and known.chunks != chunks):
+    shares = [_left(epoch, plan) for epoch, plan in alike]
+    read = {chunk for (epoch, _), share in zip(alike, shares, strict=True) for chunk in begun(epoch) if share[chunk]}
+    decision = policy.choose_kept(kept, {chunk: [share[chunk] for share in shares] for chunk in {*kept, *read}}, read)
+    if decision.value != kept:
         tx.emit(ChunksKept(data, chunks, decision.value, decision.reason))
         for server in tx.observed.cache_servers:
             tell(tx, server)

@@ -72,7 +72,7 @@ def _adopt_reruns(tx: Transaction, job: Job) -> None:
     for number, epoch in job.epochs.items():
         for slot, tasks in list(epoch.pending.items()):
             for task in sorted(tasks):
-                if epoch.live[task].complete and must_rerun(tx.state, job, epoch, task):
+                if epoch.live[task].complete and must_rerun(tx.state, job, number, task):
                     heir = _slot_of_tail(tx, job, number, task)
                     if heir != slot:
                         tx.emit(TaskMoved(job.name, number, task, heir))

@@ -63,9 +63,9 @@ def _resumed(state: State, job: Job) -> EpochResumed:
     if there and (job.equal or merged.shares):
         return _divided(state, job, merged, there[0], over=over)
     alone = merged.tasks_alone()
-    if over and job.length is not None:
-        merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
     plan = _plan_in_chunks(state, job, merged.chunks) if merged.chunks else state.plan(job)
+    if over and plan.length is not None:
+        merged = msgspec.structs.replace(merged, done=plan.length, later="", begun=[])
     again, freed = leftover_reruns(plan.task, merged.tasks_done(), alone)
     read = merged.done, merged.later, merged.begun, again, freed, list(alone)
     tasks = _length(plan) if merged.chunks else -1

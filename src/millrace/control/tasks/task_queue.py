@@ -78,12 +78,12 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
             return None
         found = _pending(state, job, number, epoch, worker, slot)
         if number >= first and (found is None or job.spec.deterministic):
-            fresh = _fresh(state, job, number, epoch, worker, slot)
+            full = unread_alike(state, job, slot, worker, number) >= cap
+            # Which chunk comes next is looked up among all jobs, and only where something may be dealt.
+            idle = full and epoch.chunks and not round_robin(job)
+            fresh = None if idle else _fresh(state, job, number, epoch, worker, slot)
             if fresh is not None and (
-                (
-                    unread_alike(state, job, slot, worker, number) >= cap
-                    and not _next_to_read(job, epoch, slot, fresh.task)
-                )
+                (full and not _next_to_read(job, epoch, slot, fresh.task))
                 or _waits_for_others(state, job, epoch, slot, fresh)
             ):
                 fresh = None
@@ -93,7 +93,7 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
             return found
         if number < reading:
             continue  # left behind, but others' tails may need what its tasks left over
-        if not epoch.settled or any(must_rerun(state, job, epoch, t) for t in epoch.pending.get(slot, ())):
+        if not epoch.settled or any(must_rerun(state, job, number, t) for t in epoch.pending.get(slot, ())):
             return None
     return None
 
@@ -136,7 +136,7 @@ def some_pending(state: State, job: Job, slot: int) -> bool:
         job.name,
         ("pending", slot),
         lambda: any(
-            must_rerun(state, job, epoch, task)
+            must_rerun(state, job, number, task)
             and (off or is_ready(job, number, task, state.plan(job, number).task(task).inputs))
             for number, epoch in job.epochs.items()
             for task in epoch.pending.get(slot, ())
@@ -164,18 +164,19 @@ def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Ca
     return len(waiting) >= most and bool(planned(fresh.task).inputs) and fresh.task > min(waiting, default=fresh.task)
 
 
-def must_rerun(state: State, job: Job, epoch: Epoch, task: int) -> bool:
+def must_rerun(state: State, job: Job, number: int, task: int) -> bool:
     """Whether a pending task must run: not if it failed, or only its leftovers are gone and the tail has had them.
 
     Nor does it before that tail is dealt: what is read comes first.
     """
+    epoch = job.epochs[number]
     if task in epoch.failures:
         return False
     if not epoch.live[task].complete or epoch.pieces:
         return not epoch.live[task].complete
-    number = state.plan(job).task(task).parent
-    parent = epoch.live.get(number)
-    return parent is not None and not parent.finished and must_rerun(state, job, epoch, number)
+    tail = state.plan(job, number).task(task).parent
+    parent = epoch.live.get(tail)
+    return parent is not None and not parent.finished and must_rerun(state, job, number, tail)
 
 
 def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Candidate | None:
@@ -184,7 +185,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
         return None
     off = job.spec.sharding == "off"
     for task in sorted(tasks):
-        if not must_rerun(state, job, epoch, task):
+        if not must_rerun(state, job, number, task):
             continue
         inputs = () if off else state.plan(job, number).task(task).inputs
         if inputs:

@@ -22,18 +22,21 @@ _FILLED = 0.9
 """Share of the room that chunks may take, as segments are not filled to the last byte."""
 
 
-def choose_chunks(data_bytes: int, room: int, most: int) -> Decision[int]:
+def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Decision[int]:
     """Choose into how many chunks a data set is cut; 0: into none.
 
     Args:
         data_bytes: stored bytes of the data set.
         room: bytes that cache servers may keep together.
         most: chunks that the data can be cut into, at most.
+        before: into how many it is cut where others read it now, which is kept to if two of these fit; 0: nowhere.
     """
-    given = {"data_bytes": data_bytes, "room": room, "most": most}
+    given = {"data_bytes": data_bytes, "room": room, "most": most, "before": before}
     data, cache = data_size(data_bytes), data_size(room)
     if data_bytes <= room * _FILLED:
         return Decision(0, f"all of the data ({data}) fits into the source cache ({cache})", given)
+    if LEAST_CHUNKS <= before <= most and KEPT * data_bytes / before <= room * _FILLED:
+        return Decision(before, f"other jobs read the data ({data}) in {before} chunks, of which two fit", given)
     size = min(CHUNK_BYTES, data_bytes / LEAST_CHUNKS, room * _FILLED / KEPT)
     count = math.ceil(data_bytes / size) if size > 0 else 0
     if not 0 < count <= most:
@@ -42,23 +45,26 @@ def choose_chunks(data_bytes: int, room: int, most: int) -> Decision[int]:
     return Decision(count, why, given)
 
 
-def next_chunk(chunks: int, begun: Sequence[int], kept: Sequence[int], others: Sequence[int]) -> Decision[int]:
+def next_chunk(
+    chunks: int, last: Sequence[int], fresh: Collection[int], kept: Sequence[int], others: Sequence[int]
+) -> Decision[int]:
     """Choose the chunk that a job begins in its epoch.
 
     Args:
         chunks: number of chunks.
-        begun: chunks that it has begun in this epoch, in that order; not all.
+        last: the one that it has begun last in this epoch, if any.
+        fresh: those that it has not begun; some.
         kept: those that cache servers keep, the newest last.
         others: those that other jobs read now.
     """
     for chunk in reversed(kept):
-        if chunk not in begun:
+        if chunk in fresh:
             return Decision(chunk, f"chunk {chunk} is the newest in the source cache")
     for chunk in reversed(others):
-        if chunk not in begun:
+        if chunk in fresh:
             return Decision(chunk, f"another job reads chunk {chunk} now")
-    last = begun[-1] if begun else kept[-1] if kept else -1
-    found = next(chunk for chunk in (*range(last + 1, chunks), *range(last + 1)) if chunk not in begun)
+    before = last[-1] if last else kept[-1] if kept else -1
+    found = next(chunk for chunk in (*range(before + 1, chunks), *range(before + 1)) if chunk in fresh)
     return Decision(found, f"chunk {found} comes next, and others begin it where this job has")
 
 

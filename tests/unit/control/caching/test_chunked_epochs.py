@@ -191,6 +191,8 @@ def test_who_comes_late_begins_where_the_others_are():
         {"structure": structure(mr.Dataset.from_files("s3://bucket/*.jpg"))},
         {"structure": structure(mr.Dataset.from_files("s3://bucket/*.jpg").shuffle(10).take(5))},
         {"structure": structure(mr.Dataset.range(COUNT).shuffle(10))},
+        {"structure": structure(mr.Dataset.from_files("/data/*.jpg").shuffle(10))},
+        {"structure": structure(mr.Dataset.from_files(["s3://bucket/a", "file:///b"]).shuffle(10))},
     ],
 )
 def test_where_the_order_is_fixed_or_others_rely_on_it_there_are_no_chunks(fields):
@@ -275,3 +277,86 @@ def test_the_status_tells_what_is_kept_and_who_reads_which_chunk():
     assert told["kept"] == service.kept
     assert told["jobs"] == {"a": 0, "b": 0}
     assert told["why"]
+
+
+def filtered():
+    """A pipeline whose tasks leave elements over to tails, also across chunks."""
+    dataset = mr.Dataset.from_files("s3://bucket/*.jpg").shuffle(100)
+    return structure(dataset.filter(len).batch(8))
+
+
+@pytest.mark.parametrize("chunk", [3, 5])
+def test_tails_are_those_of_the_epochs_own_plan(chunk):
+    """Where a state is loaded, and where a worker dies that kept leftovers."""
+    before = Bucket()
+    join(before, "a", structure=filtered())
+    list_sources(before)
+    job = before.state.jobs["a"]
+    plan = before.state.plan(job, 0)
+    assert plan.length != before.state.plan(job).length
+    done = [task for task in range(*plan.chunk(chunk)) if not plan.task(task).inputs]
+    service = Bucket()
+    peer = join(service, "a", structure=filtered(), states=[saved(before, done)])
+    list_sources(service)
+    for turn in range(3000):
+        moved = service.work()
+        service.tick(1.0)
+        if turn in {3, 6, 9}:
+            service.kill(next(iter(service.workers)))
+            service.add_worker(f"new{turn}")
+        if not moved and peer.done:
+            break
+    assert peer.done
+    assert {*peer.complete, *done} == {*range(peer.epoch.tasks)}
+
+
+def test_ranks_that_get_equally_many_are_dealt_their_tasks_in_turn_whatever_was_read_before():
+    before = Bucket()
+    join(before, "a", structure=filtered())
+    list_sources(before)
+    service = Bucket()
+    fields = {"structure": filtered(), "num_consumers": 2, "equal_steps": True}
+    state = saved(before, [])
+    ranks = [
+        service.join(f"c{rank}", "a", consumer=rank, states=[state], seed=1, tasks=160, **fields) for rank in range(2)
+    ]
+    list_sources(service)
+    job = service.state.jobs["a"]
+    assert job.epochs[0].chunks == 10
+    assert not source_chunks.in_chunks(job, service.state.plan(job, 0))
+    for _ in range(3000):
+        if not service.work():
+            break
+    assert all(peer.done for peer in ranks)
+    assert all(task % 2 == rank for rank, peer in enumerate(ranks) for task in peer.complete)
+
+
+def test_who_comes_after_a_cache_server_reads_in_the_chunks_that_others_read_in():
+    service = Bucket(workers=8)
+    join(service, "a")
+    list_sources(service)
+    service.room = COUNT * SIZE // 12
+    service.hello_of_server("another")
+    join(service, "b")
+    while not service.state.jobs["b"].epochs:
+        list_sources(service)
+        assert service.work(read=False)
+    opened = {event.job: event.chunks for event in service.events if isinstance(event, EpochOpened)}
+    assert opened == {"a": 10, "b": 14}, "two of ten do not fit any more, as servers own equally many keys"
+    before = len(service.events)
+    for _ in range(5):
+        service.tick(1.0)
+    changes = [event for event in service.events[before:] if type(event).__name__ == "ChunksKept"]
+    assert {event.chunks for event in changes} <= {10}, "what others read in other chunks stays"
+    assert len(changes) <= 1
+
+
+def test_nothing_is_said_of_what_nobody_reads():
+    service = Bucket()
+    peer = join(service, "a")
+    list_sources(service)
+    read_all(service, peer)
+    before = len(service.events)
+    for _ in range(5):
+        service.tick(1.0)
+    assert not [event for event in service.events[before:] if type(event).__name__ == "ChunksKept"]

@@ -27,6 +27,15 @@ def test_how_many(data, room, most, chunks, reason):
     assert reason in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("before", "room", "chunks"),
+    [(12, 30 * GB, 12), (12, 10 * GB, 23), (5, 30 * GB, 10), (2000, 30 * GB, 10), (12, 200 * GB, 0)],
+)
+def test_as_others_read_it_if_two_of_these_fit(before, room, chunks):
+    """A cache server that comes or goes while jobs read changes nothing for those that come."""
+    assert choose_chunks(100 * GB, room, 1000, before).value == chunks
+
+
 @given(st.integers(1, 10**15), st.integers(0, 10**15), st.integers(0, 10**6))
 def test_two_chunks_fit_and_none_is_larger_than_what_was_measured_to_be_small_enough(data, room, most):
     count = choose_chunks(data, room, most).value
@@ -49,7 +58,7 @@ def test_two_chunks_fit_and_none_is_larger_than_what_was_measured_to_be_small_en
     ],
 )
 def test_which_comes_next(begun, kept, others, chosen, reason):
-    decision = next_chunk(10, begun, kept, others)
+    decision = next_chunk(10, begun[-1:], {*range(10)} - {*begun}, kept, others)
     assert decision.value == chosen
     assert reason in decision.reason
 
@@ -59,7 +68,8 @@ def test_each_chunk_comes_once(data):
     chunks, begun = data.draw(st.integers(1, 12)), list[int]()
     numbers = st.lists(st.integers(0, chunks - 1), unique=True)
     while len(begun) < chunks:
-        chosen = next_chunk(chunks, begun, data.draw(numbers)[:2], data.draw(numbers)).value
+        fresh = {*range(chunks)} - {*begun}
+        chosen = next_chunk(chunks, begun[-1:], fresh, data.draw(numbers)[:2], data.draw(numbers)).value
         assert chosen not in begun
         assert 0 <= chosen < chunks
         begun.append(chosen)
