@@ -36,6 +36,8 @@ _SLOW_S = 1.0
 _PIPE_BYTES = 4096
 """What a consumer can say before anybody listens: a few batches."""
 _LAST_CHARS = 4000
+_PORTS = range(20_000, 30_000)
+"""Ports of workers that are reached by proxies; below those that Linux gives to who asks for any."""
 _LENDING = 4
 """One worker in so many lends memory to the consumers, and no proxy sees what it sends."""
 
@@ -194,12 +196,24 @@ class Crew:
         arguments = ["worker", "--dispatcher", self.address, "--name", name, "--threads", "1", "--log-level", "info"]
         arguments += ["--buffer-bytes", str(2 * BUFFER_BYTES)]
         if not lends:
-            proxy = await Proxy((HERE, 0), self.bulk).open(THERE)
+            proxy = await self._proxy_of_worker()
             arguments += ["--port", str(proxy.port), "--advertise", THERE, "--no-shared-memory"]
         worker = Worker(name, spawn(arguments, worker=True, stderr=self._log(name)), proxy)
         self.workers.append(worker)
         await self._notify()
         return worker
+
+    async def _proxy_of_worker(self) -> Proxy:
+        """Opens one on a port that the worker will find free on its own address, where it listens a second later.
+
+        So it is none of those that the system gives to whoever wants any.
+        """
+        ports = [*_PORTS]
+        random.shuffle(ports)
+        for port in ports:
+            with contextlib.suppress(OSError):
+                return await Proxy((HERE, 0), self.bulk).open(THERE, port)
+        raise NotFiredError(f"no port from {_PORTS.start} to {_PORTS.stop} is free")
 
     async def remove(self, worker: Worker) -> None:
         """Forgets a worker whose process has ended."""
