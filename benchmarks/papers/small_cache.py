@@ -6,7 +6,7 @@ Four jobs begin together, each in an order of its own, and three more when these
 Each takes so many objects a second at most (a training's steps), all equally many, or one half of them half as many.
 With a source cache that holds everything (and does, from a run before), with one of a tenth of the data, and where
 speeds are equal also without one. Nothing is decoded: elements are the objects' bytes, of which each worker may have
-4 MiB ready, as it could else be as far ahead as these small data are long. The store is real, and the link to it is a
+4 MiB ready, and each training 8 MiB, as they could else be as far ahead as these small data are long. The store is real, and the link to it is a
 proxy that delays, throttles and counts (`benchmarks.far_store`). Bytes are those that the store has sent, listings
 included. Which chunks lie on the disk of the cache server is read from its index, all the time.
 
@@ -61,6 +61,7 @@ def read(service: mr.LocalService, number: int, count: int, rate: float, name: s
         RuntimeError: it did not get each object once an epoch.
     """
     dataset = mr.Dataset.from_files(f"s3://{BUCKET}/train/*.bin").map(object_of).shuffle(count).batch(BATCH)
+    dataset = dataset.with_options(buffer_bytes=2 * BUFFER_BYTES)
     epochs = EPOCHS if number < FIRST else 1
     began = time.perf_counter()
     with dataset.distribute(service.address, job_name=f"{name}-{number}", seed=number, progress=False) as batches:
@@ -182,7 +183,7 @@ def aims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs as the command line says; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.small_cache", description=QUESTION)
-    parser.add_argument("--objects", type=int, default=2400)
+    parser.add_argument("--objects", type=int, default=1600)
     parser.add_argument("--rate", type=float, default=60.0, help="objects a second that a training takes at most")
     return verdict(answer(parser, measure, arguments)["aims"])
 
