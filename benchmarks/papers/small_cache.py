@@ -7,8 +7,9 @@ Each takes so many objects a second at most (a training's steps), all equally ma
 With a source cache that holds everything (and does, from a run before), with one of a tenth of the data, and where
 speeds are equal also without one. Nothing is decoded: elements are the objects' bytes, of which each worker may have
 4 MiB ready, and each training 8 MiB, as they could else be as far ahead as these small data are long. The store is
-real, and the link to it is a proxy that delays, throttles and counts (`benchmarks.far_store`). Bytes are those that the store
-has sent, listings included. Which chunks lie on the disk of the cache server is read from its index, all the time.
+real, and the link to it is a proxy that delays, throttles and counts (`benchmarks.far_store`). Bytes are those that the
+store has sent, listings included. Which chunks lie on the disk of the cache server is read from its index, all the
+time.
 
 It fails where jobs with the small cache get less than 0.9 of what they get with the full one, where more than two
 chunks are kept at any time, or where a job does not get each object once an epoch.
