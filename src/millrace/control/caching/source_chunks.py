@@ -169,7 +169,10 @@ def _keep(tx: Transaction, job: Job, chunks: int) -> None:
     kept = known.kept if known is not None and known.chunks == chunks else []
     shares = [_left(epoch, plan) for epoch, plan in alike]
     read = {chunk for (epoch, _), share in zip(alike, shares, strict=True) for chunk in begun(epoch) if share[chunk]}
-    decision = policy.choose_kept(kept, {chunk: [share[chunk] for share in shares] for chunk in {*kept, *read}}, read)
+    left = {chunk: [share[chunk] for share in shares] for chunk in {*kept, *read}}
+    within = [(begun(epoch), share) for (epoch, _), share in zip(alike, shares, strict=True)]
+    midst = {chunk: [share[chunk] for chunks, share in within if chunk in chunks] for chunk in kept}
+    decision = policy.choose_kept(kept, left, read, midst)
     if decision.value != kept:
         tx.emit(ChunksKept(data, chunks, decision.value, decision.reason))
         for server in tx.observed.cache_servers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from millrace.policies.decision import Decision
 from millrace.policies.figures import data_size, number
@@ -68,19 +69,27 @@ def next_chunk(
     return Decision(found, f"chunk {found} comes next, and others begin it where this job has")
 
 
-def choose_kept(kept: Sequence[int], left: Mapping[int, Sequence[float]], read: Collection[int]) -> Decision[list[int]]:
+def choose_kept(
+    kept: Sequence[int],
+    left: Mapping[int, Sequence[float]],
+    read: Collection[int],
+    midst: Mapping[int, Sequence[float]] = MappingProxyType({}),
+) -> Decision[list[int]]:
     """Choose the chunks that are kept from now on, the newest last.
 
     What is left to read of a kept chunk is what it still saves. Of one that is not kept, somebody has to fetch what is
     left in any case, so it would save what is left to all but one. The one that saves most comes in the place of the
-    one that saves least, if it saves more than that. So a chunk is kept until those who read it have nearly come to its
-    end, and no longer for one that is far behind: reads hold that one up least, as its own steps do. A job alone has
-    nothing saved by another chunk, and has those that are kept again in its next epoch.
+    one that saves least, if it saves more than that, and once as much of it was read without being kept as those who
+    are in the midst of the other one would lose. Before, waiting is cheaper: what was read meanwhile is fetched once
+    more. So a chunk is kept until those who read it have nearly come to its end, and no longer for one that is far
+    behind: reads hold that one up least, as its own steps do. A job alone has nothing saved by another chunk, and has
+    those that are kept again in its next epoch.
 
     Args:
         kept: those that were kept so far.
         left: by chunk, of those that are kept or read, which share of it each job still has to read.
         read: those that jobs read now.
+        midst: by chunk, what jobs that are in the midst of it still have to read of it.
     """
     wanted = {chunk: sum(left[chunk]) - max(left[chunk]) for chunk in sorted(read) if chunk not in kept}
     if not wanted:
@@ -94,4 +103,8 @@ def choose_kept(kept: Sequence[int], left: Mapping[int, Sequence[float]], read: 
     sides = f"chunk {newest} saves {number(saves)} reads of a chunk, and chunk {oldest} {number(saved)} more"
     if saves <= saved:
         return Decision([*kept], sides, given)
+    lost, missed = sum(midst.get(oldest, ())), 1 - min(left[newest])
+    if missed < lost:
+        waits = f"{sides}, of which {number(lost)} by who is in the midst of it; {number(missed)} was not kept so far"
+        return Decision([*kept], waits, {**given, "lost": lost, "missed": missed})
     return Decision([*(chunk for chunk in kept if chunk != oldest), newest], sides, given)

@@ -93,6 +93,16 @@ def test_which_are_kept(kept, left, read, then):
     assert decision.reason
 
 
+@pytest.mark.parametrize(
+    ("midst", "begun", "then"),
+    [([0.6, 0.3], 1.0, [0, 1]), ([0.2, 0.1], 0.8, [0, 1]), ([0.1, 0.1], 0.7, [1, 2]), ([0.0, 0.0], 1.0, [1, 2])],
+)
+def test_who_is_in_the_midst_of_a_chunk_is_waited_for_as_long_as_that_costs_no_more_than_it_saves(midst, begun, then):
+    left = {0: [0.0, 0.0, *midst], 1: [1.0, 1.0, 1.0, 1.0], 2: [begun, 1.0, 1.0, 1.0]}
+    decision = choose_kept([0, 1], left, {0, 2}, {0: midst})
+    assert decision.value == then
+
+
 @given(st.data())
 def test_never_more_than_two_are_kept_and_nothing_flaps(data):
     chunks, jobs = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
