@@ -17,13 +17,11 @@ at most 1.1 of a local disk's, and loading at most twice of it. It fails where o
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +33,7 @@ from benchmarks.far_store import FarStore, far_store
 from benchmarks.machine import machine
 from benchmarks.papers.deli_rank import Setting
 from benchmarks.papers.report import verdict, write
+from benchmarks.papers.side_by_side import run_side_by_side
 
 QUESTION = "How long does a training wait for data that it reads straight from a bucket?"
 RANKS = 3
@@ -125,43 +124,17 @@ def _contents(rng: np.random.Generator, *, pictures: bool, cifar: str) -> Iterat
 
 def run_ranks(store: FarStore, setting: Setting) -> dict[str, Any]:
     """Runs all ranks at once; what they found by epoch, and what the store was asked for."""
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(setting.ranks):
-            told = json.dumps(dataclasses.asdict(dataclasses.replace(setting, rank=rank)))
-            command = [sys.executable, "-m", "benchmarks.papers.deli_rank", told]
-            environment = {**os.environ, **store.far}
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            ranks.append(process)
-        for process in ranks:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError("a rank did not begin")
-        store.link.reset()
-        for process in ranks:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        found = []
-        for process in ranks:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if process.wait() or not line:
-                raise RuntimeError("a rank failed")
-            found.append(json.loads(line))
-        share = setting.count // setting.ranks
-        for epochs in found:
-            if [epoch["samples"] for epoch in epochs] != [share] * setting.epochs:
-                raise RuntimeError("an epoch of a rank has not all samples")
-        epochs = [
-            {name: statistics.mean(each[epoch][name] for each in found) for name in found[0][epoch]}
-            for epoch in range(setting.epochs)
-        ]
-        return {"epochs": epochs, "requests": store.link.requests, "sent": store.link.sent}
+    told = (json.dumps(dataclasses.asdict(dataclasses.replace(setting, rank=rank))) for rank in range(setting.ranks))
+    found = run_side_by_side(store, [[sys.executable, "-m", "benchmarks.papers.deli_rank", each] for each in told])
+    share = setting.count // setting.ranks
+    for epochs in found:
+        if [epoch["samples"] for epoch in epochs] != [share] * setting.epochs:
+            raise RuntimeError("an epoch of a rank has not all samples")
+    epochs = [
+        {name: statistics.mean(each[epoch][name] for each in found) for name in found[0][epoch]}
+        for epoch in range(setting.epochs)
+    ]
+    return {"epochs": epochs, "requests": store.link.requests, "sent": store.link.sent}
 
 
 def way_of(setting: Setting, way: Mapping[str, Any]) -> Setting:

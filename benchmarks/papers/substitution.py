@@ -17,12 +17,10 @@ one is missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +34,7 @@ from benchmarks.far_store import FarStore, far_store
 from benchmarks.machine import machine
 from benchmarks.papers.deli_rank import Objects, Setting
 from benchmarks.papers.report import verdict, write
+from benchmarks.papers.side_by_side import run_side_by_side
 from benchmarks.papers.throttled import pause
 from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache
 
@@ -115,42 +114,18 @@ class _Noted:
 
 def run_jobs(store: FarStore, count: int, jobs: int, epochs: int, look_ahead: int | None, trial: int) -> dict[str, Any]:
     """Runs jobs side by side; seconds of an epoch, and for each job and epoch what the store has sent."""
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-substitution-"))
-        running = []
-        for number in range(jobs):
-            job = Job(folder, count, max(1, round(SHARE * count)), 1000 * trial + number, epochs, look_ahead)
-            command = [sys.executable, "-m", "benchmarks.papers.substitution", "--job", json.dumps(vars(job))]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **store.far},
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            running.append(process)
-        for process in running:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError("a job did not begin")
-        store.link.reset()
-        for process in running:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        answers = []
-        for process in running:
-            assert process.stdout is not None
-            answers.append(json.loads(process.stdout.readline()))
-        parts = jobs * epochs
-        return {
-            "seconds": statistics.mean(second for answer in answers for second in answer["seconds"]),
-            "sent": store.link.sent / parts / (count * OBJECT_BYTES),
-            "requests": store.link.requests / parts / count,
-            "miss_rate": answers[-1]["miss_rate"],  # of all jobs, or nearly so: they share the counters
-        }
+    kept = max(1, round(SHARE * count))
+    with tempfile.TemporaryDirectory(prefix="millrace-substitution-") as folder:
+        told = (Job(folder, count, kept, 1000 * trial + number, epochs, look_ahead) for number in range(jobs))
+        command = [sys.executable, "-m", "benchmarks.papers.substitution", "--job"]
+        answers = run_side_by_side(store, [[*command, json.dumps(vars(job))] for job in told])
+    parts = jobs * epochs
+    return {
+        "seconds": statistics.mean(second for answer in answers for second in answer["seconds"]),
+        "sent": store.link.sent / parts / (count * OBJECT_BYTES),
+        "requests": store.link.requests / parts / count,
+        "miss_rate": answers[-1]["miss_rate"],  # of all jobs, or nearly so: they share the counters
+    }
 
 
 def run_trial(options: argparse.Namespace, trial: int) -> dict[str, Any]:
