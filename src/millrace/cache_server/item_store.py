@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from millrace.errors import CacheError
 from millrace.policies.caching.source_eviction import IDLE_S, SegmentUse, victim
 from millrace.private_folder import make_private, private
+from millrace.protocol.source_cache_messages import DATA_NAME_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,8 +40,6 @@ _LABELS_AT_ONCE = 16
 """Labels that are written at a time, each to a segment of its own."""
 _LEAST_COUNTED = 16
 """A segment counts as this part of a full one at least, so that there are not many more than full ones would be."""
-_BEGINNING_BYTES = 16
-"""Bytes of a label that say of what data it is."""
 _TABLES = f"""
 create table if not exists segments (number integer primary key, size integer not null, label blob not null);
 create table if not exists items (
@@ -116,8 +115,8 @@ class ItemStore:
                 (self._count,) = self._base.execute("select count(*) from items").fetchone()
                 self._used = dict.fromkeys(self._sizes, now)
                 self._last = max(self._sizes, default=0)
-                self._writing: dict[bytes, _Writing] = {}  # by label; what was written before may have ends of its own
-                self._kept: dict[bytes, frozenset[bytes]] = {}
+                self._writing: dict[bytes, _Writing] = {}  # by label, the one that was written last at the end
+                self._kept: dict[bytes, frozenset[bytes]] = {}  # labels, by the data that they are of
                 self._remove_strangers()
                 while sum(self._sizes.values()) > most_bytes:
                     self._remove(min(self._sizes))
@@ -209,7 +208,7 @@ class ItemStore:
         """Keep of what is labelled this alone, from now on.
 
         Args:
-            sets: by how labels begin, those that are kept; what begins otherwise is kept as before.
+            sets: by names of data, with which labels begin, those that are kept; of other data all are.
         """
         try:
             with self._lock, self._index():
@@ -221,7 +220,7 @@ class ItemStore:
             self._complain("written", error)
 
     def _keeps(self, label: bytes) -> bool:
-        kept = self._kept.get(label[:_BEGINNING_BYTES]) if label else None
+        kept = self._kept.get(label[:DATA_NAME_BYTES]) if label else None
         return kept is None or label in kept
 
     def _append(self, view: memoryview, checksum: int, label: bytes) -> StoredItem | None:

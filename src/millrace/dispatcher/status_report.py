@@ -96,7 +96,14 @@ def _cache_servers(observed: Observed, now: float) -> list[dict[str, Any]]:
 def _in_chunks(state: State) -> list[dict[str, Any]]:
     """Report the data sets that are read in chunks: which ones cache servers keep, and which one each job reads."""
     return [
-        {"data": data, "chunks": known.chunks, "kept": known.kept, "jobs": jobs, "why": known.reason}
+        {
+            "data": data,
+            "chunks": known.chunks,
+            "kept": known.kept,
+            "jobs": jobs,
+            "why": known.reason,
+            "why_chunks": source_chunks.why(state, data),
+        }
         for data, known in state.caches.source_chunks.items()
         if (jobs := source_chunks.readers(state, data))
     ]

@@ -214,7 +214,8 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
     for data in status.get("source_cache", {}).get("data", ()):
         kept = " and ".join(map(str, data["kept"])) or "none"
         reading = ", ".join(f"{job} in chunk {chunk}" for job, chunk in sorted(data["jobs"].items()))
-        yield f"data in {data['chunks']} chunks, of which {kept} are kept ({data['why']}): {reading}"
+        cut = f" ({data['why_chunks']})" if data["why_chunks"] else ""
+        yield f"data in {data['chunks']} chunks{cut}, of which {kept} are kept ({data['why']}): {reading}"
     for part in ("fleet", "journal"):
         if status[part]["why"]:
             yield status[part]["why"]

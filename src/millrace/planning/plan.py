@@ -361,12 +361,12 @@ class ChunkedPlan(Plan):
             wanted = math.ceil(wanted / FAN_IN) * FAN_IN
         self._each, self._bounds, self.chunks = min(wanted, *sizes), bounds, len(sizes)
         super().__init__(bounds[-1], size, tails=tails, exact=exact, mains=self._each * len(sizes))
+        assert self.length is not None
+        self._firsts = [*(self.main(number * self._each) for number in range(self.chunks)), self.length]
 
     def chunk(self, number: int) -> tuple[int, int]:
         """Tasks of chunk ``number``, tails behind them included: the first, and one past the last."""
-        assert self.length is not None
-        last = number + 1 == self.chunks
-        return self.main(number * self._each), self.length if last else self.main((number + 1) * self._each)
+        return self._firsts[number], self._firsts[number + 1]
 
     def before(self, index: int) -> int:
         """Count the outputs of the tasks before ``index``, where each unit gives one; without tails."""

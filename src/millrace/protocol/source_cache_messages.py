@@ -28,17 +28,19 @@ MOST_ASKED = 4096
 """Numbers of a connection that may wait for their answers at a time."""
 
 
-MOST_LABEL_BYTES = 24
+DATA_NAME_BYTES = 16
+"""Bytes of the name of a data set, with which its labels begin."""
+MOST_LABEL_BYTES = DATA_NAME_BYTES + 8
 """Bytes of a label at most."""
 
 
 def name_of_data(source: str) -> bytes:
-    """Name the data of a source by what identifies its listing: 16 bytes, the same in each job that reads them."""
-    return hashlib.blake2b(source.encode(errors="surrogateescape"), digest_size=16).digest()
+    """Name the data of a source by what identifies its listing: the same in each job that reads them."""
+    return hashlib.blake2b(source.encode(errors="surrogateescape"), digest_size=DATA_NAME_BYTES).digest()
 
 
 def chunk_label(data: bytes, chunks: int, chunk: int) -> bytes:
-    """Label the items of a chunk of a data set, whose name is 16 bytes long; all its labels begin with that."""
+    """Label the items of a chunk of a data set; all its labels begin with its name."""
     return data + chunks.to_bytes(4, "big") + chunk.to_bytes(4, "big")
 
 

@@ -87,6 +87,21 @@ def test_data_larger_than_the_cache_are_read_in_chunks_two_of_which_are_kept(tmp
         dataset.load_state_dict(state)
         assert sorted(first + list(dataset)) == list(range(count))
         assert sorted(dataset) == list(range(count)), "the next epoch is read as a whole"
+        # Ranks that get equally many divide it, and what these leave is gone on with in process.
+        with mr.LocalService(2, 2) as another, ThreadPoolExecutor(2) as pool:
+
+            def read_some(rank: int) -> tuple[list[int], Any]:
+                mine = mr.Dataset.from_files(store.urls).shuffle(count, seed=5).map(number_of)
+                ranks: dict[str, Any] = {"num_consumers": 2, "consumer_index": rank, "equal_steps": True}
+                with mine.distribute(another.address, job_name="ranks", seed=5, **ranks) as reading:
+                    reading.load_state_dict([state])
+                    elements = iter(reading)
+                    return [next(elements) for _ in range(count // 8)], reading.state_dict()
+
+            ranks = list(pool.map(read_some, range(2)))
+        rest = mr.Dataset.from_files(store.urls).shuffle(count, seed=5).map(number_of)
+        rest.load_state_dict([state for _, state in ranks])
+        assert sorted(first + ranks[0][0] + ranks[1][0] + list(rest)) == list(range(count))
 
 
 def number_of(file: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+from collections import Counter
 from collections.abc import Iterator
 
 from millrace.control.actions import SendToCacheServer
@@ -16,46 +17,42 @@ from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, State
 from millrace.control.state.task_state import Running, Waiting
-from millrace.graph.nodes import FromFiles
+from millrace.graph.nodes import FromFiles, stored_elsewhere
 from millrace.graph.serialize import unpack
 from millrace.planning.chunks import most_chunks
 from millrace.planning.units import UnitMap
 from millrace.policies.caching import kept_chunks as policy
+from millrace.policies.decision import Decision
 from millrace.protocol.cache_server_messages import KeepChunks
 from millrace.protocol.source_cache_messages import chunk_label, name_of_data
 
+_AS_A_WHOLE = Decision(0, "")
 
-def chunks_for(tx: Transaction, job: Job) -> int:
-    """Choose the chunks of an epoch that the job begins; 0: it is read as a whole.
+
+def chunks_for(tx: Transaction, job: Job) -> Decision[int]:
+    """Choose the chunks of an epoch that the job begins; 0: it is read as a whole, for a reason or as ever.
 
     They change the order of its elements, so none are made where that is fixed, or where others rely on it.
     """
     spec = job.spec
     fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
     if fixed or not tx.observed.cache_servers or not job.prints or not job.tables or not job.length:
-        return 0
-    if len(job.tables) != 1 or not _stored_elsewhere(spec.structure):
-        return 0
+        return _AS_A_WHOLE
+    if len(job.tables) != 1 or not _of_files(spec.structure):
+        return _AS_A_WHOLE
     # Servers own equally many keys, however large they are.
     room = len(tx.observed.cache_servers) * min(known.most_bytes for known in tx.observed.cache_servers.values())
     (table,) = job.tables.values()
     most = most_chunks(UnitMap(unpack(spec.structure), job.tables))
     known = tx.state.caches.source_chunks.get(data_set(job))
     before = known.chunks if known is not None and any(_read_alike(tx.state, job, known.chunks)) else 0
-    return policy.choose_chunks(table.bytes, room, most, before).value if most else 0
+    return policy.choose_chunks(table.bytes, room, most, before) if most else _AS_A_WHOLE
 
 
 @functools.lru_cache(256)
-def _stored_elsewhere(structure: bytes) -> bool:
+def _of_files(structure: bytes) -> bool:
     """Whether the only source of a pipeline is files of a store, which cache servers may have."""
-    return all(
-        isinstance(node, FromFiles) and bool(node.patterns) and all(map(_is_far, node.patterns))
-        for _, node in unpack(structure).sources()
-    )
-
-
-def _is_far(pattern: str) -> bool:
-    return "://" in pattern and not pattern.startswith(("file:", "memory:"))
+    return all(isinstance(node, FromFiles) and stored_elsewhere(node) for _, node in unpack(structure).sources())
 
 
 def in_chunks(job: Job, plan: PlanLike) -> bool:
@@ -74,6 +71,11 @@ def walk(epoch: Epoch, plan: PlanLike, chunk: int) -> tuple[str, tuple[int, int]
     return key, None
 
 
+def has_begun(epoch: Epoch, chunk: int) -> bool:
+    """Whether a task of the chunk was dealt in an epoch since that was opened."""
+    return f"h{chunk}" in epoch.cursors
+
+
 def begun(epoch: Epoch) -> list[int]:
     """List the chunks that have been begun in an epoch, in that order."""
     return [int(key[1:]) for key in epoch.cursors if key.startswith("h")]
@@ -81,21 +83,19 @@ def begun(epoch: Epoch) -> list[int]:
 
 def next_in_chunks(state: State, job: Job, epoch: Epoch, plan: PlanLike) -> tuple[int, str, tuple[int, int]] | None:
     """Find the task that is dealt next: its chunk, and what :func:`walk` gives; None: all are dealt."""
-    passed = begun(epoch)
-    for chunk in passed:
+    last = begun(epoch)[-1:]
+    for chunk in last:  # those before were all dealt when it was begun
         key, ahead = walk(epoch, plan, chunk)
         if ahead is not None:
             return chunk, key, ahead
-    fresh = {
-        chunk for chunk in range(plan.chunks) if walk(epoch, plan, chunk)[1] is not None
-    }  # others were read before
+    fresh = {chunk for chunk in range(plan.chunks) if walk(epoch, plan, chunk)[1] is not None}
     if not fresh:
         return None
     known = state.caches.source_chunks.get(data_set(job))
     kept = known.kept if known is not None and known.chunks == plan.chunks else []
     alike = [each for each in _read_alike(state, job, plan.chunks) if each[0] is not epoch]
     others = [chunk for other, its in alike for chunk in begun(other)[-1:] if walk(other, its, chunk)[1] is not None]
-    chunk = policy.next_chunk(plan.chunks, passed[-1:], fresh, kept, others).value
+    chunk = policy.next_chunk(plan.chunks, last, fresh, kept, others)
     key, ahead = walk(epoch, plan, chunk)
     assert ahead is not None
     return chunk, key, ahead
@@ -118,20 +118,21 @@ def _read_alike(state: State, job: Job, chunks: int) -> Iterator[tuple[Epoch, Pl
                 yield epoch, plan
 
 
-def _left(epoch: Epoch, plan: PlanLike) -> list[float]:
-    """Share of each chunk's tasks that are still to run, tails aside: they read nothing."""
-    bounds = [plan.chunk(chunk)[0] for chunk in range(plan.chunks)]
-    running = [0] * plan.chunks
+def _running(epoch: Epoch, plan: PlanLike) -> Counter[int]:
+    """Count the tasks of each chunk that were dealt and are still to run, tails aside: they read nothing."""
+    found = Counter[int]()
     for task, live in epoch.live.items():
         if not live.complete and isinstance(live.phase, Running | Waiting) and not plan.task(task).inputs:
-            running[bisect.bisect_right(bounds, task) - 1] += 1
-    found = []
-    for chunk in range(plan.chunks):
-        first, stop = plan.chunk(chunk)
-        ahead = walk(epoch, plan, chunk)[1]
-        to_deal = 0 if ahead is None else stop - ahead[0]
-        found.append(min(1.0, (to_deal + running[chunk]) / (stop - first)))
+            found[bisect.bisect_right(range(plan.chunks), task, key=lambda chunk: plan.chunk(chunk)[0]) - 1] += 1
     return found
+
+
+def _left(epoch: Epoch, plan: PlanLike, running: Counter[int], chunk: int) -> float:
+    """Share of a chunk's tasks that are still to run."""
+    first, stop = plan.chunk(chunk)
+    ahead = walk(epoch, plan, chunk)[1]
+    to_deal = 0 if ahead is None else stop - ahead[0]
+    return min(1.0, (to_deal + running[chunk]) / (stop - first))
 
 
 def readers(state: State, data: str) -> dict[str, int]:
@@ -143,6 +144,12 @@ def readers(state: State, data: str) -> dict[str, int]:
         for epoch in job.epochs.values()
         if epoch.chunks and begun(epoch)
     }
+
+
+def why(state: State, data: str) -> str:
+    """Say why a data set is read in chunks, as it was said for the first job that does; empty: a state says so."""
+    of_data = (epoch for job in state.jobs.values() if data_set(job) == data for epoch in job.epochs.values())
+    return next((epoch.why for epoch in of_data if epoch.chunks and epoch.why), "")
 
 
 def keep_begun(tx: Transaction, job: Job, epoch: Epoch) -> None:
@@ -167,11 +174,11 @@ def _keep(tx: Transaction, job: Job, chunks: int) -> None:
     if not alike or (known is not None and known.chunks != chunks and any(_read_alike(tx.state, job, known.chunks))):
         return  # what others read in other chunks stays; where a cache has grown or shrunk, they do so for an epoch
     kept = known.kept if known is not None and known.chunks == chunks else []
-    shares = [_left(epoch, plan) for epoch, plan in alike]
-    read = {chunk for (epoch, _), share in zip(alike, shares, strict=True) for chunk in begun(epoch) if share[chunk]}
-    left = {chunk: [share[chunk] for share in shares] for chunk in {*kept, *read}}
-    within = [(begun(epoch), share) for (epoch, _), share in zip(alike, shares, strict=True)]
-    midst = {chunk: [share[chunk] for chunks, share in within if chunk in chunks] for chunk in kept}
+    each = [(epoch, plan, _running(epoch, plan)) for epoch, plan in alike]
+    # Of those that were begun before the last one, all was dealt.
+    read = {chunk for of_epoch in each for chunk in (*of_epoch[2], *begun(of_epoch[0])[-1:]) if _left(*of_epoch, chunk)}
+    left = {chunk: [_left(*of_epoch, chunk) for of_epoch in each] for chunk in {*kept, *read}}
+    midst = {chunk: [_left(*of_epoch, chunk) for of_epoch in each if has_begun(of_epoch[0], chunk)] for chunk in kept}
     decision = policy.choose_kept(kept, left, read, midst)
     if decision.value != kept:
         tx.emit(ChunksKept(data, chunks, decision.value, decision.reason))

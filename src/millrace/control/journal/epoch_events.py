@@ -12,15 +12,21 @@ from millrace.planning.progress import TaskSet
 
 
 class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
-    """Tasks of an epoch of this shape may be leased, so many of a plan of its own (-1: of the job's)."""
+    """Tasks of an epoch of this shape may be leased.
+
+    Attributes:
+        tasks: number of those of a plan of its own; -1: it has the job's.
+        why: it is read in chunks, or as a whole though the source cache does not hold it.
+    """
 
     job: str
     epoch: int
     tasks: int = -1
+    why: str = ""
 
     def apply(self, state: State) -> None:
         epoch = state.jobs[self.job].epochs[self.epoch] = Epoch.shaped(self)
-        epoch.tasks = self.tasks
+        epoch.tasks, epoch.why = self.tasks, self.why
 
 
 class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):

@@ -14,12 +14,11 @@ import msgspec
 
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.state import Job
-from millrace.graph.nodes import Source
+from millrace.graph.nodes import stored_elsewhere
 from millrace.graph.serialize import parameters, unpack
 
 SHARED_S = 5.0
 """Seconds before a job came in which a listing may have begun that it takes."""
-_OF_THE_HOST = ("file:", "memory:")
 
 
 def await_listing(tx: Transaction, job: Job) -> str:
@@ -77,13 +76,7 @@ def _sources(structure: bytes) -> str:
     """Hash what decides how a pipeline's sources are listed; empty: that is the job's own matter."""
     told = []
     for _, node in unpack(structure).sources():
-        if not _is_remote(node):
+        if not stored_elsewhere(node):
             return ""
         told.append([node.op, [[name, getattr(node, name)] for name in parameters(node)]])
     return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
-
-
-def _is_remote(node: Source) -> bool:
-    """Whether a source is of files, by names that mean the same on every host. A long list of names is not in here."""
-    patterns = getattr(node, "patterns", None) or ()
-    return bool(patterns) and all("://" in each and not each.startswith(_OF_THE_HOST) for each in patterns)

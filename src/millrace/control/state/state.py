@@ -135,6 +135,7 @@ class Epoch(msgspec.Struct):
         left_out: by task that ended, elements that filled no round.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
+        why: it is read in so many chunks.
         reused: as in :class:`EpochShape`, and ``chunks``, and ``pieces``, if its plan is not the job's; ``anew``: since
             a load.
         tasks: of its own plan, or up to where it was cut; -1: it has the job's.
@@ -175,6 +176,7 @@ class Epoch(msgspec.Struct):
     left_out: dict[int, int] = {}
     pieces: list[Piece] = []
     chunks: int = 0
+    why: str = ""
     anew: bool = False
     tasks: int = -1
     steps: int = -1

@@ -37,9 +37,10 @@ def open_epoch(tx: Transaction, job: Job, number: int) -> None:
 
 
 def _opened(tx: Transaction, job: Job, number: int) -> EpochOpened:
-    reused, chunks = cache_mode.reused_in(job, number), source_chunks.chunks_for(tx, job)
+    reused, chosen = cache_mode.reused_in(job, number), source_chunks.chunks_for(tx, job)
+    chunks = chosen.value
     tasks = _length(_plan_in_chunks(tx.state, job, chunks)) if chunks else -1
-    return EpochOpened(job.name, number, tasks, reused=reused, chunks=chunks)
+    return EpochOpened(job.name, number, tasks, chosen.reason, reused=reused, chunks=chunks)
 
 
 def _plan_in_chunks(state: State, job: Job, chunks: int) -> PlanLike:

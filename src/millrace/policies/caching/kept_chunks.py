@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from itertools import chain
 
 from millrace.policies.decision import Decision
 from millrace.policies.figures import data_size, number
@@ -48,8 +48,11 @@ def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Dec
 
 def next_chunk(
     chunks: int, last: Sequence[int], fresh: Collection[int], kept: Sequence[int], others: Sequence[int]
-) -> Decision[int]:
+) -> int:
     """Choose the chunk that a job begins in its epoch.
+
+    It is the newest of those that are kept, else one that another job reads now, else the one that comes next by its
+    number, where others come that have read the same.
 
     Args:
         chunks: number of chunks.
@@ -58,22 +61,16 @@ def next_chunk(
         kept: those that cache servers keep, the newest last.
         others: those that other jobs read now.
     """
-    for chunk in reversed(kept):
-        if chunk in fresh:
-            return Decision(chunk, f"chunk {chunk} is the newest in the source cache")
-    for chunk in reversed(others):
-        if chunk in fresh:
-            return Decision(chunk, f"another job reads chunk {chunk} now")
-    before = last[-1] if last else kept[-1] if kept else -1
-    found = next(chunk for chunk in (*range(before + 1, chunks), *range(before + 1)) if chunk in fresh)
-    return Decision(found, f"chunk {found} comes next, and others begin it where this job has")
+    before = [-1, *kept[-1:], *last][-1]
+    in_turn = chain(reversed(kept), reversed(others), range(before + 1, chunks), range(before + 1))
+    return next(chunk for chunk in in_turn if chunk in fresh)
 
 
 def choose_kept(
     kept: Sequence[int],
     left: Mapping[int, Sequence[float]],
     read: Collection[int],
-    midst: Mapping[int, Sequence[float]] = MappingProxyType({}),
+    midst: Mapping[int, Sequence[float]],
 ) -> Decision[list[int]]:
     """Choose the chunks that are kept from now on, the newest last.
 

@@ -46,21 +46,19 @@ def test_two_chunks_fit_and_none_is_larger_than_what_was_measured_to_be_small_en
 
 
 @pytest.mark.parametrize(
-    ("begun", "kept", "others", "chosen", "reason"),
+    ("begun", "kept", "others", "chosen"),
     [
-        ([], [], [], 0, "comes next"),
-        ([], [3, 5], [7], 5, "newest in the source cache"),
-        ([5], [3, 5], [7], 3, "newest in the source cache"),
-        ([5, 3], [3, 5], [7], 7, "another job"),
-        ([5, 3, 7], [3, 5], [7], 8, "comes next"),
-        ([5, 3, 9], [3, 5], [], 0, "comes next"),
-        ([9, 0, 1], [], [], 2, "comes next"),
+        ([], [], [], 0),
+        ([], [3, 5], [7], 5),
+        ([5], [3, 5], [7], 3),
+        ([5, 3], [3, 5], [7], 7),
+        ([5, 3, 7], [3, 5], [7], 8),
+        ([5, 3, 9], [3, 5], [], 0),
+        ([9, 0, 1], [], [], 2),
     ],
 )
-def test_which_comes_next(begun, kept, others, chosen, reason):
-    decision = next_chunk(10, begun[-1:], {*range(10)} - {*begun}, kept, others)
-    assert decision.value == chosen
-    assert reason in decision.reason
+def test_which_comes_next(begun, kept, others, chosen):
+    assert next_chunk(10, begun[-1:], {*range(10)} - {*begun}, kept, others) == chosen
 
 
 @given(st.data())
@@ -69,7 +67,7 @@ def test_each_chunk_comes_once(data):
     numbers = st.lists(st.integers(0, chunks - 1), unique=True)
     while len(begun) < chunks:
         fresh = {*range(chunks)} - {*begun}
-        chosen = next_chunk(chunks, begun[-1:], fresh, data.draw(numbers)[:2], data.draw(numbers)).value
+        chosen = next_chunk(chunks, begun[-1:], fresh, data.draw(numbers)[:2], data.draw(numbers))
         assert chosen not in begun
         assert 0 <= chosen < chunks
         begun.append(chosen)
@@ -88,7 +86,7 @@ def test_each_chunk_comes_once(data):
     ],
 )
 def test_which_are_kept(kept, left, read, then):
-    decision = choose_kept(kept, left, read)
+    decision = choose_kept(kept, left, read, {})
     assert decision.value == then
     assert decision.reason
 
@@ -112,7 +110,7 @@ def test_never_more_than_two_are_kept_and_nothing_flaps(data):
     kept = data.draw(st.lists(st.integers(0, chunks - 1), unique=True, max_size=KEPT))
     seen = [kept]
     for _ in range(2 * chunks + 2):
-        kept = choose_kept(kept, left, read).value
+        kept = choose_kept(kept, left, read, {}).value
         assert len(kept) == len(set(kept)) <= KEPT
         if kept == seen[-1]:
             break
