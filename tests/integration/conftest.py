@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.wire import peer_log
+
 _MARK = "MILLRACE_TEST_RUN"
 _GRACE_S = 10.0
 """How long processes and threads that are about to end may take; nothing waits that long unless it leaks."""
@@ -48,6 +50,12 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _all_lines_about_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound no log about peers: the bound is that of a process, in which tests before may have reached it."""
+    monkeypatch.setattr(peer_log, "LINES", sys.maxsize)
 
 
 @pytest.fixture(autouse=True)
