@@ -270,6 +270,11 @@ def test_a_client_that_is_killed_gives_everything_back():
             assert memory_at(client.pid, json.loads(client.stdout.readline())[0])
             client.send_signal(signal.SIGKILL)
             client.communicate()
+            # The server hears of it a moment later, by the socket's end.
+            deadline = time.monotonic() + PROMPTLY_S
+            while any(part is None for part in [giver.arena.take(MIB) for _ in range(3)]):
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.01)
         with open_data_connection(giver.server.address) as connection:
             held = [codec.decode(ask(connection, number))[0]["x"] for number in range(3)]
             assert len({memory_at(os.getpid(), x.ctypes.data) for x in held}) == 3
