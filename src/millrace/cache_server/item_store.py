@@ -208,7 +208,8 @@ class ItemStore:
         """Keep of what is labelled this alone, from now on.
 
         Args:
-            sets: by names of data, with which labels begin, those that are kept; of other data all are.
+            sets: by names of data, with which labels begin, those that are kept; all of them where the name is among
+                them. Of other data all are kept that nobody of these needs the room of.
         """
         try:
             with self._lock, self._index():
@@ -221,7 +222,10 @@ class ItemStore:
 
     def _keeps(self, label: bytes) -> bool:
         kept = self._kept.get(label[:DATA_NAME_BYTES]) if label else None
-        return kept is None or label in kept
+        return kept is None or label in kept or label[:DATA_NAME_BYTES] in kept
+
+    def _given(self, label: bytes) -> bool:
+        return label[:DATA_NAME_BYTES] in self._kept
 
     def _append(self, view: memoryview, checksum: int, label: bytes) -> StoredItem | None:
         """Write bytes behind the last ones of their label, there or in a new segment; None: there is no room."""
@@ -230,7 +234,7 @@ class ItemStore:
             return None
         writing = self._open_segment(label)
         if writing is None or self._sizes[writing.number] + size > max(self._segment_bytes, size):
-            if not self._make_room(max(self._segment_bytes, size)):
+            if not self._make_room(max(self._segment_bytes, size), given=self._given(label)):
                 return None
             writing = self._begin_segment(label)
         start = self._sizes[writing.number]
@@ -242,12 +246,12 @@ class ItemStore:
         self._base.execute("update segments set size = ? where number = ?", (at, writing.number))
         return StoredItem(writing.number, start, size, checksum)
 
-    def _make_room(self, size: int) -> bool:
-        """Make room for a segment, if one is not in use."""
+    def _make_room(self, size: int, *, given: bool) -> bool:
+        """Make room for a segment, if one is not in use, or that of this one was given to it."""
         now = self._clock()
         while self._taken() + size > self._most:
-            uses = [SegmentUse(number, self._used[number]) for number in self._sizes]
-            number = victim(uses, now, self._idle_s)
+            uses = [SegmentUse(each, self._used[each], self._given(self._labels[each])) for each in self._sizes]
+            number = victim(uses, now, self._idle_s, given=given)
             if number is None:
                 return False
             self._remove(number)

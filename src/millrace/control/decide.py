@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.control import inputs as inp
 from millrace.control.actions import Action, EndService
-from millrace.control.caching import cache_capacity, cache_mode, source_chunks
+from millrace.control.caching import cache_capacity, cache_mode, source_chunks, source_probes, source_rooms
 from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
 from millrace.control.journal.state_validation import validate
@@ -98,6 +98,7 @@ def _tick(tx: Transaction, item: inp.Tick) -> None:
     cache_capacity.sweep(tx)
     workers.watch(tx)
     cache_servers.watch(tx)
+    source_rooms.watch(tx)
     source_chunks.watch(tx)
     workers.adopt_shares(tx)
     oversized.watch(tx)
@@ -209,6 +210,7 @@ def _consumer_said(tx: Transaction, item: inp.ConsumerSaid) -> None:
             group_progress.reported(tx, job, consumer, message)
         if job.points:
             cache_mode.look(tx, job)
+        source_probes.look(tx, job)
         job_scaling.heard(tx, job, consumer, message)
 
 

@@ -4,13 +4,14 @@
 experiment    measures                                        is disturbed by                    runs
 ============  ==============================================  =================================  =====================
 ``profile``   what operators take where nothing is cached     a cache in use; other workers      whenever its mode is on
-``scaling``   the batch time with this number of workers      a profile; another mode            while none is profiled
+``probe``     the batch time without the source cache         a profile; other workers           when its time has come
+``scaling``   the batch time with this number of workers      both; another mode                 while neither runs
 ============  ==============================================  =================================  =====================
 
 Whoever measures asks :func:`regime_in_force`, keeps the answer with what it measures, and begins anew when that is
-another. A mode of the cache is in force as soon as no worker runs a task that was leased before it was chosen: what
-such a task gives was made in the mode before. Tasks of consumers that are lost don't count: these may be away for
-minutes, and meanwhile their workers can't go on. Further experiments get a line here and a name in
+another. A mode of the cache, or a probe, is in force as soon as no worker runs a task that was leased before it was
+chosen: what such a task gives was made in the mode before. Tasks of consumers that are lost don't count: these may be
+away for minutes, and meanwhile their workers can't go on. Further experiments get a line here and a name in
 :data:`~millrace.control.state.regime.Experiment`.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from millrace.control.state.observed import Observed
 from millrace.control.state.regime import Experiment, Regime, RegimeObservation
 from millrace.control.state.state import Job, State, Worker
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from millrace.control.journal.transaction import Transaction
 
 
-def experiment_of(job: Job) -> Experiment:
+def experiment_of(observed: Observed, job: Job) -> Experiment:
     """Choose the one experiment of a job that runs now."""
     if job.points and job.caching.kind == "profile":
         return "profile"
+    if job.name in observed.sources and observed.sources[job.name].past:
+        return "probe"
     return "none" if job.scaling is None else "scaling"
 
 
@@ -49,17 +53,24 @@ def makers(state: State, job: str) -> Iterator[Worker]:
 def note(tx: Transaction, job: Job) -> RegimeObservation:
     """Note the regime that a job is in: at each report, and whenever a mode of its cache was chosen."""
     workers = frozenset(worker.id for worker in makers(tx.state, job.name))
-    regime = Regime(workers, cache_regime(job), experiment_of(job))
+    given = tx.state.caches.rooms.get(job.data_set)
+    room = "" if given is None else given.room
+    regime = Regime(workers, cache_regime(job), experiment_of(tx.observed, job), room)
     seen = tx.observed.regimes.get(job.name)
     if seen is None:
         seen = tx.observed.regimes[job.name] = RegimeObservation(regime)
         changed = bool(job.points)  # whatever was leased in a dispatcher's life before may be of another mode
     else:
-        changed = seen.regime.cache != regime.cache
+        changed = _reads_otherwise(seen.regime, regime)
         seen.regime = regime
     if changed:
         seen.lease = tx.state.next_lease
     return seen
+
+
+def _reads_otherwise(before: Regime, now: Regime) -> bool:
+    """Whether tasks that are leased from now on read otherwise than those before."""
+    return before.cache != now.cache or (before.experiment == "probe") != (now.experiment == "probe")
 
 
 def regime_in_force(tx: Transaction, job: Job) -> Regime | None:
@@ -82,5 +93,5 @@ def _runs_earlier(state: State, job: Job, first: int) -> bool:
 
 def forget(tx: Transaction, job: Job) -> None:
     """Forget what was observed of a job that is over: another one may have its name."""
-    for observations in (tx.observed.regimes, tx.observed.caching, tx.observed.scaling):
+    for observations in (tx.observed.regimes, tx.observed.caching, tx.observed.scaling, tx.observed.sources):
         observations.pop(job.name, None)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.control.caching import byte_quotas, source_chunks
+from millrace.control.caching import byte_quotas, source_chunks, source_rooms
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
 from millrace.control.state.ended_jobs import FinishedJob
-from millrace.control.state.observed import CacheObservation, Observed, ResourceUsage
+from millrace.control.state.observed import CacheObservation, Observed, ResourceUsage, SourceObservation
 from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
@@ -72,7 +72,11 @@ def status(
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
-        "source_cache": {"servers": _cache_servers(observed, now), "data": _in_chunks(state)},
+        "source_cache": {
+            "servers": _cache_servers(observed, now),
+            "rooms": _rooms(state, observed),
+            "data": _in_chunks(state),
+        },
     }
 
 
@@ -91,6 +95,33 @@ def _cache_servers(observed: Observed, now: float) -> list[dict[str, Any]]:
         }
         for name, each in servers
     ]
+
+
+def _rooms(state: State, observed: Observed) -> list[dict[str, Any]]:
+    """Report how much of each data set cache servers keep, why, and what was measured of the jobs that read it."""
+    read = source_rooms.data_read(state)
+    return [
+        {
+            "data": data,
+            "bytes": given.bytes,
+            "room": given.room,
+            "why": given.reason,
+            "jobs": {job.name: _measured(observed, job.name) for job in read[data].jobs} if data in read else {},
+        }
+        for data, given in state.caches.rooms.items()
+    ]
+
+
+def _measured(observed: Observed, job: str) -> dict[str, Any]:
+    """Report what a batch of a job takes without the source cache, and with it, in seconds; None: not measured."""
+    sight = observed.sources.get(job, SourceObservation())
+    return {
+        "miss_s": sight.miss_s,
+        "hit_s": sight.hit_s,
+        "estimated": sight.estimated,
+        "two_chunks_s": sight.two_chunks_s,
+        "probing": sight.past,
+    }
 
 
 def _in_chunks(state: State) -> list[dict[str, Any]]:

@@ -22,7 +22,11 @@ def shown_to(caller: Caller, state: State, report: dict[str, Any]) -> dict[str, 
         "workers": [_worker(row, seen) for row in report["workers"]],
         "finished": [],  # whose they were is not known any more
         "cache": report["cache"] and _cache(report["cache"], caller, seen),
-        "source_cache": {"servers": [], "data": []},  # counts would tell whether another tenant has what one inserts
+        "source_cache": {
+            "servers": [],
+            "rooms": [],
+            "data": [],
+        },  # counts would tell whether another tenant has what one inserts
     }
 
 

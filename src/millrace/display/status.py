@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from millrace.policies.decision import listed
 from millrace.policies.figures import counted, data_size, duration, number, percent
 
 if TYPE_CHECKING:
@@ -201,6 +202,10 @@ def _tables(status: Mapping[str, Any]) -> Iterator[Table]:
         yield "finished", FINISHED, finished_rows(status)
 
 
+ROOM = {"full": "all", "two chunks": "two chunks", "none": "nothing", "free": "what fits"}
+"""Rooms of data sets in the source cache, in words."""
+
+
 def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
     for job in status["jobs"]:
         if job["cache"]["history"]:
@@ -211,6 +216,10 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"job {job['name']}: {note}"
     for server in status.get("source_cache", {}).get("servers", ()):
         yield _cache_server(server)
+    for data in status.get("source_cache", {}).get("rooms", ()):
+        if data["jobs"]:
+            read = f"{listed(sorted(data['jobs']))} ({data_size(data['bytes'])})"
+            yield f"source cache, data of {read}: room for {ROOM[data['room']]} ({data['why']})"
     for data in status.get("source_cache", {}).get("data", ()):
         kept = " and ".join(map(str, data["kept"])) or "none"
         reading = ", ".join(f"{job} in chunk {chunk}" for job, chunk in sorted(data["jobs"].items()))

@@ -73,17 +73,21 @@ class CacheServerWelcome(Message, frozen=True, tag="CacheServerWelcome"):
 class KeepChunks(Message, frozen=True, tag="KeepChunks"):
     """To cache servers: of these data sets, keep what is labelled so and nothing else that bears their names.
 
+    For this other data go, those that nobody has spoken of.
+
     Attributes:
-        sets: (name, labels) of each, see :func:`~millrace.protocol.source_cache_messages.chunk_label`.
+        sets: (name, labels) of each, see :func:`~millrace.protocol.source_cache_messages.chunk_label`. Where the name
+            itself is among the labels, all of the data set is kept.
     """
 
     sets: list[tuple[bytes, list[bytes]]]
 
 
 class CacheServersKnown(Message, frozen=True, tag="CacheServersKnown"):
-    """To workers: the data ports of all cache servers that are there."""
+    """To workers: the data ports of all cache servers that are there, and the jobs that read past them for now."""
 
     addresses: list[str]
+    past: list[str] = []
 
 
 OfCaches = BlocksKnown | MeasureStore | CacheServersKnown

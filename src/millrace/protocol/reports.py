@@ -70,6 +70,8 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """Numbers that padding put into arrays of batches."""
     padded: int = 0
     """All numbers in these arrays."""
+    cached_bytes: int = 0
+    """Bytes that came from cache servers, in place of stores."""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -27,7 +27,8 @@ class ReadAccount:
         tasks: running tasks, by owner and name, with the number of their queues.
         under_way: number of requests that are under way.
         requests: number of requests made so far.
-        bytes: bytes that came.
+        bytes: bytes that came from stores.
+        cached: bytes that came from a cache of stored bytes.
         retried: requests that were made again, as they had failed.
         hedged: requests that were made a second time, as they took long.
         waited_s: seconds in which somebody waited for bytes.
@@ -39,6 +40,7 @@ class ReadAccount:
     under_way: int = 0
     requests: int = 0
     bytes: int = 0
+    cached: int = 0
     retried: int = 0
     hedged: int = 0
     waited_s: float = 0.0

@@ -248,7 +248,10 @@ class ReadScheduler:
         ended = clock()
         with self._lock:
             self._count_under_way(read.account, -1)
-            read.account.bytes += len(data) if read.at_store else 0
+            if read.at_store:
+                read.account.bytes += len(data)
+            else:
+                read.account.cached += len(data)
             if second or read.dropped:
                 read.account.held -= read.entry.bytes
             if not read.result.done():

@@ -89,8 +89,8 @@ class JobPipeline:
         self.seen: int | None = None
         """Number of files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
-        self._chunks = 0
-        self._labels: dict[int, Callable[[int], bytes] | None] = {0: None}
+        self._chunks = -1
+        self._labels: dict[int, Callable[[int], bytes]] = {}
 
     def update(self, opened: OpenJob) -> None:
         """Take in what more the dispatcher says (the tables) of the same job."""
@@ -182,19 +182,17 @@ class JobPipeline:
             return self._program
 
     def label_chunks(self, chunks: int) -> None:
-        """Have what cache servers keep for this job labelled by the chunk of the data that it is of; 0: by none."""
-        if self.sources is None or self._chunks == chunks:
+        """Have what cache servers keep for this job labelled by the data, and the chunk of them if there are any."""
+        if self.sources is None or not self.sources.there or self._chunks == chunks:
             return
         with self._lock:
-            if chunks not in self._labels:
-                graph, _ = self._unpack()
-                tables = self._tables(self.opened.tables)
-                (table,) = tables.values()
-                data, members = name_of_data(prints(graph, tables)[0]), ChunkMembers(table.count, chunks)
-                self._labels[chunks] = lambda item: chunk_label(
-                    data, chunks, int(members.chunk_of(np.array([item]))[0])
-                )
-            self.sources.label = self._labels[chunks]
+            graph, _ = self._unpack()
+            tables = self._tables(self.opened.tables)
+            if len(tables) == 1:
+                if chunks not in self._labels:
+                    (table,) = tables.values()
+                    self._labels[chunks] = _labels(name_of_data(prints(graph, tables)[0]), table, chunks)
+                self.sources.label = self._labels[chunks]
             self._chunks = chunks
 
     def measures(self) -> list[NodeMeasure]:
@@ -226,6 +224,14 @@ class JobPipeline:
             values = open_shipped(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
+
+
+def _labels(data: bytes, table: SplitTable, chunks: int) -> Callable[[int], bytes]:
+    """Make the function that labels items of a data set by their numbers."""
+    if not chunks:
+        return lambda _: data
+    members = ChunkMembers(table.count, chunks)
+    return lambda item: chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
 
 
 def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:

@@ -88,12 +88,14 @@ class SourceCache:
         servers: their addresses.
 
     Attributes:
-        label: finds the label of the chunk that an item belongs to; None: the data are read as a whole.
+        label: finds the label of an item by its number, which is negative where it has none; None: they have no labels.
+        past: whether the store is asked for all, as the job is measured without the cache.
     """
 
     def __init__(self, connect: Callable[[str], DataConnection], servers: Sequence[str]) -> None:
         self._connect = connect
         self.label: Callable[[int], bytes] | None = None
+        self.past = False
         self._lock = threading.Lock()
         self._links: dict[str, _Link] = {}
         self._order: list[_Link] = []
@@ -125,7 +127,7 @@ class SourceCache:
 
         def read(entry: Entry, watch: RequestWatch) -> bytes:
             # A second request is made where the first one takes long at the store.
-            key = None if watch.second else key_of(entry)
+            key = None if watch.second or self.past else key_of(entry)
             return fetch(entry, watch) if key is None else self._read(key, entry, lambda: fetch(entry, watch))
 
         return read
@@ -165,7 +167,7 @@ class SourceCache:
         except BaseException:
             link.release(key)
             raise
-        link.insert(key, data, b"" if entry.item < 0 or self.label is None else self.label(entry.item))
+        link.insert(key, data, b"" if self.label is None else self.label(entry.item))
         return data
 
     def close(self) -> None:

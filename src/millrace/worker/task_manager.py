@@ -90,7 +90,7 @@ class TaskManager:
         self._over = threading.Event()
         self._jobs: dict[str, JobPipeline] = {}
         self._lanes: dict[int, LaneThread] = {}
-        self._cache_servers: list[str] = []
+        self._cache_servers = CacheServersKnown([])
         self.caches = CacheAccess()
         # Peers and whoever waits for code are what this shell has fed.
         self._does: dict[type[act.Action], Callable[[Any], None]] = {
@@ -126,8 +126,8 @@ class TaskManager:
         match message:
             case BlocksKnown():
                 self.caches.known(message)
-            case CacheServersKnown(addresses=addresses):
-                self._use_cache_servers(addresses)
+            case CacheServersKnown():
+                self._use_cache_servers(message)
             case MeasureStore(path=path, room=room):
                 self._aside(lambda: self.feed(inp.Say(self.caches.measure(path, room))))
             case _:
@@ -164,7 +164,8 @@ class TaskManager:
         def link(address: str) -> DataConnection:
             return connect(address, job.spec.tenant, job.opened.source_key, self.tls)
 
-        sources = SourceCache(link, self._cache_servers)
+        sources = SourceCache(link, self._cache_servers.addresses)
+        sources.past = opened.job in self._cache_servers.past
         # Consumers of another job may still have mapped what those of this one would be sent.
         allocate: Allocate = (
             np.empty if self._arena is None else functools.partial(self._arena.allocate, owner=object())
@@ -172,13 +173,14 @@ class TaskManager:
         job = JobPipeline(opened, self._fetch, self._threads, allocate, self._share, sources)
         return job
 
-    def _use_cache_servers(self, addresses: list[str]) -> None:
+    def _use_cache_servers(self, known: CacheServersKnown) -> None:
         with self._lock:
-            self._cache_servers = addresses
+            self._cache_servers = known
             jobs = list(self._jobs.values())
         for job in jobs:
             if job.sources is not None:
-                job.sources.use(addresses)
+                job.sources.past = job.name in known.past
+                job.sources.use(known.addresses)
 
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
         self._aside(functools.partial(self._end, self._jobs.pop(action.job), action.lanes))

@@ -128,6 +128,20 @@ def test_what_one_worker_has_read_another_one_finds(serve, worker):
     assert (server.counts.hits, server.counts.misses, server.counts.inserted) == (40, 20, 20)
 
 
+def test_who_is_measured_without_the_cache_reads_past_it_and_leaves_nothing_there(serve, worker):
+    server, store = serve(), Store()
+    one, two = worker(store, server), worker(store, server)
+    for number in range(10):
+        one.read(entry(number))
+    until_inserted(10, server)
+    one.cache.past = True
+    assert [one.read(entry(number)) for number in range(20)] == [bytes_of(entry(n)) for n in range(20)]
+    assert (server.counts.hits, server.counts.misses, server.counts.items) == (0, 10, 10)
+    one.cache.past = False
+    assert [two.read(entry(n)) for n in range(20)] == [one.read(entry(n)) for n in range(20)]
+    assert (server.counts.hits, server.counts.misses) == (30, 20)
+
+
 def test_five_workers_that_begin_in_one_moment_read_each_item_once(serve, worker, pool):
     server, store = serve(), Store()
     workers = [worker(store, server) for _ in range(5)]

@@ -12,13 +12,13 @@ FILES, BYTES = 120, 3000
 class Store:
     """Files by path, their versions, and how often each was looked at and read; looks wait for ``gate``, if it is set.
 
-    Each file has one value only, its number, as one byte or, of more than 256 files, as four.
+    Each file has one value only, its number, as one byte or, of more than 256 files, as four; then comes ``mark``.
     """
 
-    def __init__(self, files: int = FILES, size: int = BYTES) -> None:
+    def __init__(self, files: int = FILES, size: int = BYTES, mark: bytes = b"") -> None:
         width = 1 if files <= 256 else 4
         self.looked_at, self.read = Counter[str](), Counter[str]()
-        contents = (number.to_bytes(width, "big") * (size // width) for number in range(files))
+        contents = (number.to_bytes(width, "big") * (size // width) + mark for number in range(files))
         self.files = {f"/{number:03}.bin": content for number, content in enumerate(contents)}
         self.versions = dict.fromkeys(self.files, "1")
         self.lock = threading.Lock()
@@ -31,8 +31,8 @@ class Store:
 
 
 @contextlib.contextmanager
-def web_store(files: int = FILES, size: int = BYTES) -> Iterator[Store]:
-    found = Store(files, size)
+def web_store(files: int = FILES, size: int = BYTES, mark: bytes = b"") -> Iterator[Store]:
+    found = Store(files, size, mark)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,58 @@ def test_data_larger_than_the_cache_are_read_in_chunks_two_of_which_are_kept(tmp
         rest = mr.Dataset.from_files(store.urls).shuffle(count, seed=5).map(number_of)
         rest.load_state_dict([state for _, state in ranks])
         assert sorted(first + ranks[0][0] + ranks[1][0] + list(rest)) == list(range(count))
+
+
+def test_data_sets_that_do_not_fit_together_are_measured_and_one_of_them_gets_the_room(tmp_path: Path):
+    """The one that is there first is measured without the cache in the midst of its training, and nothing is lost."""
+    count, size = 240, 20_000
+    with (
+        web_store(count, size) as store,
+        web_store(count, size, b"others") as another,
+        mr.LocalService(
+            2, 2, source_cache=str(tmp_path / "cache"), source_cache_bytes=count * size * 3 // 2
+        ) as service,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        wait_for_cache(service)
+        over = threading.Event()
+
+        def read(urls: list[str], name: str) -> list[list[int]]:
+            shuffled = mr.Dataset.from_files(urls).shuffle(count).map(lambda file: file["bytes"][0])
+            epochs = []
+            with shuffled.distribute(service.address, job_name=name) as reading:
+                while not over.is_set():
+                    epochs.append(sorted(reading))
+            return epochs
+
+        def rooms() -> dict[str, Any]:
+            found = service.status()["source_cache"]["rooms"]
+            return {job: (each["room"], times) for each in found for job, times in each["jobs"].items()}
+
+        def measured() -> bool:
+            return all(name in rooms() and rooms()[name][1]["miss_s"] is not None for name in ("first", "second"))
+
+        deadline = time.monotonic() + 90
+
+        def wait_until(happened: Callable[[], bool]) -> None:
+            while not happened():
+                assert time.monotonic() < deadline, service.status()["source_cache"]
+                over.wait(0.1)
+
+        try:
+            first = pool.submit(read, store.urls, "first")
+            wait_until(lambda: "first" in rooms() and rooms()["first"][1]["hit_s"] is not None)
+            assert rooms()["first"][0] == "full"
+            second = pool.submit(read, another.urls, "second")
+            wait_until(measured)
+            seen = sorted(room for room, _ in rooms().values())
+        finally:
+            over.set()
+        for epochs in (first.result(60), second.result(60)):
+            assert epochs
+            assert all(epoch == list(range(count)) for epoch in epochs)
+        assert len(seen) == 2
+        assert seen != ["full", "full"], "they do not fit together"
 
 
 def number_of(file: Any) -> int:

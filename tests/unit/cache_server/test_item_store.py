@@ -253,6 +253,35 @@ def test_room_of_labels_that_are_over_is_there_for_others(open_store):
     assert store.totals[1] <= 4 * MIB
 
 
+def test_data_that_were_given_room_take_it_from_those_that_were_not(open_store):
+    store = open_store(4 * MIB)
+    given, other = labelled("given", 1), labelled("others", 1)
+    item = os.urandom(MIB // 2)
+    for number in range(4):
+        assert put(store, bytes([number]) + item[1:], other)
+        assert put(store, bytes([number]) + item[1:-1], b"")
+    assert not put(store, bytes([50]) + item[1:], given), "what is there is in use"
+    store.keep_labels({given[:16]: [given[:16]]})
+    for number in range(100, 107):
+        assert put(store, bytes([number]) + item[1:], given)
+    assert all(has(store, bytes([number]) + item[1:]) for number in range(100, 107))
+    assert store.totals[1] <= 4 * MIB
+    assert not put(store, bytes([60]) + item[1:], other), "and keep it"
+
+
+def test_all_of_a_data_set_is_kept_where_its_name_is(open_store):
+    store = open_store()
+    chunk, whole = labelled("data", 1), labelled("data", 1)[:16]
+    assert put(store, b"before", chunk)
+    store.keep_labels({whole: [whole]})
+    assert has(store, b"before")
+    assert put(store, b"of a chunk", chunk)
+    assert put(store, b"of the whole", whole)
+    store.keep_labels({whole: [chunk]})
+    assert has(store, b"of a chunk")
+    assert not has(store, b"of the whole")
+
+
 def test_labels_are_known_after_a_restart(open_store):
     store = open_store()
     one, two = labelled("data", 1), labelled("data", 2)

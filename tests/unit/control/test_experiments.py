@@ -38,11 +38,11 @@ def in_force(service):
 def test_a_profile_goes_before_the_search_for_a_number_of_workers():
     service, _ = changed()
     job = service.state.jobs["a"]
-    assert experiment_of(job) == "none"
+    assert experiment_of(service.observed, job) == "none"
     job.scaling = Scaling(Scale(1))
-    assert experiment_of(job) == "scaling"
+    assert experiment_of(service.observed, job) == "scaling"
     apply(service.state, ModeChosen("a", "profile", -1, "a test says so", 0, 1.0, {}, {}))
-    assert (experiment_of(job), cache_regime(job)) == ("profile", "profile -1")
+    assert (experiment_of(service.observed, job), cache_regime(job)) == ("profile", "profile -1")
 
 
 def test_a_mode_is_in_force_when_the_last_task_of_the_one_before_has_ended():

@@ -44,7 +44,7 @@ def test_cache_servers_and_their_counts_are_shown_to_who_may_see_all_jobs():
     hello = inp.CacheServerSaid("s", CacheServerHello("s", "h:9"))
     assert reported(ADMINISTRATOR, after=hello)["source_cache"]["servers"]
     assert reported(ANNA, after=hello, status="all")["source_cache"]["servers"]
-    assert reported(ANNA, after=hello)["source_cache"] == {"servers": [], "data": []}
+    assert reported(ANNA, after=hello)["source_cache"] == {"servers": [], "rooms": [], "data": []}
 
 
 def test_workers_of_others_are_there_and_say_nothing_of_what_they_do():

@@ -497,3 +497,4 @@ def test_what_a_cache_has_says_nothing_about_the_store() -> None:
         reads.fetch([part])
     assert sum(map(len, reads._scheduler._durations.values())) == 1
     assert (reads.account.requests, reads.account.bytes) == (1, 100), "what a store is paid for"
+    assert reads.account.cached == 99 * 100

@@ -55,24 +55,43 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
     return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
+def progress(observed: Observed, job: Job) -> dict[int, tuple[int, int]]:
+    """Note the epochs that those are in who say how fast the job is, and the elements of these that they have had."""
+    reports = telling(observed, job).items()
+    return {index: (report.epoch, report.batches) for index, report in reports if report.batches}
+
+
+def read_since(report: ConsumerReport, mark: tuple[int, int]) -> int:
+    """Count the elements that a consumer has had since it was at a mark of :func:`progress`."""
+    epoch, batches = mark
+    return report.batches - (batches if report.epoch == epoch else 0)
+
+
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
     """Profile of what was measured of a job since it began; None if not everything is there yet."""
-    graph = unpack(job.spec.structure)
     sums = summed(measures(observed, job.name), sight.before)
-    look = look_at(observed, job, sight.looks)
+    return profile_with(state, job, sums, look_at(observed, job, sight.looks), [point.node for point in job.points])
+
+
+def profile_with(
+    state: State, job: Job, sums: dict[int, NodeMeasure], look: BatchTime | None, points: Iterable[int]
+) -> Profile | None:
+    """Profile of what was measured of a job, for points at these nodes; None if not everything is there yet."""
+    graph = unpack(job.spec.structure)
     root = sums.get(graph.id_of(graph.root))
     if look is None or root is None or root.elements <= 0:
         return None
     under: dict[int, tuple[int, ...]] = {}
-    for point in job.points:
-        for node in Graph(graph.nodes[point.node]).nodes:
+    points = list(points)
+    for point in points:
+        for node in Graph(graph.nodes[point]).nodes:
             number = graph.id_of(node)
-            under[number] = (*under.get(number, ()), point.node)
+            under[number] = (*under.get(number, ()), point)
     stages = [
         Stage(each.active_s, min(each.cpu_s, each.active_s), each.threads, under.get(number, ()))
         for number, each in sums.items()
     ]
-    passed = {point.node: _passed(sums.get(point.node)) for point in job.points}
+    passed = {point: _passed(sums.get(point)) for point in points}
     serving = [worker for worker in state.workers.values() if worker.job == job.name]
     beside = max((sum(other.host == worker.host for other in state.workers.values()) for worker in serving), default=1)
     cores = max(1, min((worker.cores for worker in serving), default=1) // max(1, beside))
@@ -109,5 +128,6 @@ def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, N
                 total.under_way + each.under_way,
                 total.padding + max(0, each.padding - then.padding),
                 total.padded + max(0, each.padded - then.padded),
+                total.cached_bytes + max(0, each.cached_bytes - then.cached_bytes),
             )
     return sums

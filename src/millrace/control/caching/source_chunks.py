@@ -7,52 +7,32 @@ keep is state of its own, by data set. Both are journalled, so that a dispatcher
 from __future__ import annotations
 
 import bisect
-import functools
 from collections import Counter
 from collections.abc import Iterator
 
-from millrace.control.actions import SendToCacheServer
+from millrace.control.caching import source_rooms
 from millrace.control.journal.cache_events import ChunksKept
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, State
 from millrace.control.state.task_state import Running, Waiting
-from millrace.graph.nodes import FromFiles, stored_elsewhere
-from millrace.graph.serialize import unpack
-from millrace.planning.chunks import most_chunks
-from millrace.planning.units import UnitMap
 from millrace.policies.caching import kept_chunks as policy
 from millrace.policies.decision import Decision
-from millrace.protocol.cache_server_messages import KeepChunks
-from millrace.protocol.source_cache_messages import chunk_label, name_of_data
 
 _AS_A_WHOLE = Decision(0, "")
 
 
 def chunks_for(tx: Transaction, job: Job) -> Decision[int]:
-    """Choose the chunks of an epoch that the job begins; 0: it is read as a whole, for a reason or as ever.
-
-    They change the order of its elements, so none are made where that is fixed, or where others rely on it.
-    """
-    spec = job.spec
-    fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
-    if fixed or not tx.observed.cache_servers or not job.prints or not job.tables or not job.length:
+    """Choose the chunks of an epoch that the job begins; 0: it is read as a whole, for a reason or as ever."""
+    if not tx.observed.cache_servers or not job.prints or not job.tables:
         return _AS_A_WHOLE
-    if len(job.tables) != 1 or not _of_files(spec.structure):
-        return _AS_A_WHOLE
-    # Servers own equally many keys, however large they are.
-    room = len(tx.observed.cache_servers) * min(known.most_bytes for known in tx.observed.cache_servers.values())
-    (table,) = job.tables.values()
-    most = most_chunks(UnitMap(unpack(spec.structure), job.tables))
-    known = tx.state.caches.source_chunks.get(data_set(job))
+    source_rooms.decide(tx)
+    given, most = tx.state.caches.rooms.get(job.data_set), source_rooms.chunks_possible(job)
+    if given is None or given.room != "two chunks" or not most:
+        return _AS_A_WHOLE if given is None else Decision(0, given.reason)
+    known = tx.state.caches.source_chunks.get(job.data_set)
     before = known.chunks if known is not None and any(_read_alike(tx.state, job, known.chunks)) else 0
-    return policy.choose_chunks(table.bytes, room, most, before) if most else _AS_A_WHOLE
-
-
-@functools.lru_cache(256)
-def _of_files(structure: bytes) -> bool:
-    """Whether the only source of a pipeline is files of a store, which cache servers may have."""
-    return all(isinstance(node, FromFiles) and stored_elsewhere(node) for _, node in unpack(structure).sources())
+    return policy.choose_chunks(given.bytes, source_rooms.room_there(tx.observed), most, before)
 
 
 def in_chunks(job: Job, plan: PlanLike) -> bool:
@@ -91,7 +71,7 @@ def next_in_chunks(state: State, job: Job, epoch: Epoch, plan: PlanLike) -> tupl
     fresh = {chunk for chunk in range(plan.chunks) if walk(epoch, plan, chunk)[1] is not None}
     if not fresh:
         return None
-    known = state.caches.source_chunks.get(data_set(job))
+    known = state.caches.source_chunks.get(job.data_set)
     kept = known.kept if known is not None and known.chunks == plan.chunks else []
     alike = [each for each in _read_alike(state, job, plan.chunks) if each[0] is not epoch]
     others = [chunk for other, its in alike for chunk in begun(other)[-1:] if walk(other, its, chunk)[1] is not None]
@@ -99,11 +79,6 @@ def next_in_chunks(state: State, job: Job, epoch: Epoch, plan: PlanLike) -> tupl
     key, ahead = walk(epoch, plan, chunk)
     assert ahead is not None
     return chunk, key, ahead
-
-
-def data_set(job: Job) -> str:
-    """Name the data that a job reads: the same for all jobs that list the same files."""
-    return name_of_data(job.prints[0]).hex() if job.prints else ""
 
 
 def _read_alike(state: State, job: Job, chunks: int) -> Iterator[tuple[Epoch, PlanLike]]:
@@ -140,7 +115,7 @@ def readers(state: State, data: str) -> dict[str, int]:
     return {
         job.name: begun(epoch)[-1]
         for job in state.jobs.values()
-        if data_set(job) == data
+        if job.data_set == data
         for epoch in job.epochs.values()
         if epoch.chunks and begun(epoch)
     }
@@ -148,7 +123,7 @@ def readers(state: State, data: str) -> dict[str, int]:
 
 def why(state: State, data: str) -> str:
     """Say why a data set is read in chunks, as it was said for the first job that does; empty: a state says so."""
-    of_data = (epoch for job in state.jobs.values() if data_set(job) == data for epoch in job.epochs.values())
+    of_data = (epoch for job in state.jobs.values() if job.data_set == data for epoch in job.epochs.values())
     return next((epoch.why for epoch in of_data if epoch.chunks and epoch.why), "")
 
 
@@ -169,7 +144,7 @@ def watch(tx: Transaction) -> None:
 
 
 def _keep(tx: Transaction, job: Job, chunks: int) -> None:
-    data, alike = data_set(job), list(_read_alike(tx.state, job, chunks))
+    data, alike = job.data_set, list(_read_alike(tx.state, job, chunks))
     known = tx.state.caches.source_chunks.get(data)
     if not alike or (known is not None and known.chunks != chunks and any(_read_alike(tx.state, job, known.chunks))):
         return  # what others read in other chunks stays; where a cache has grown or shrunk, they do so for an epoch
@@ -183,14 +158,4 @@ def _keep(tx: Transaction, job: Job, chunks: int) -> None:
     if decision.value != kept:
         tx.emit(ChunksKept(data, chunks, decision.value, decision.reason))
         for server in tx.observed.cache_servers:
-            tell(tx, server)
-
-
-def tell(tx: Transaction, server: str) -> None:
-    """Tell a cache server which chunks of which data are kept."""
-    sets = [
-        (bytes.fromhex(data), [chunk_label(bytes.fromhex(data), known.chunks, chunk) for chunk in known.kept])
-        for data, known in tx.state.caches.source_chunks.items()
-    ]
-    if sets:
-        tx.act(SendToCacheServer(server, KeepChunks(sets)))
+            source_rooms.tell(tx, server)

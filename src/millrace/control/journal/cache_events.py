@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Event, JobEvent
-from millrace.control.state.cache_state import DATA_SETS, CachedPoint, CacheMode, KeptChunks, Use
+from millrace.control.state.cache_state import (
+    DATA_SETS,
+    CachedPoint,
+    CacheMode,
+    DataSetRoom,
+    Given,
+    KeptChunks,
+    Use,
+)
 from millrace.control.state.state import State
 from millrace.policies.caching.autocache import Kind
 from millrace.protocol.cache_messages import KeptBlock, StoreCost
@@ -62,6 +70,22 @@ class ChunksKept(Event, frozen=True, tag="ChunksKept"):
         known[self.data] = KeptChunks(self.chunks, self.kept, self.reason)
         if len(known) > DATA_SETS:
             del known[next(iter(known))]
+
+
+class RoomGiven(Event, frozen=True, tag="RoomGiven"):
+    """A data set has this room in the source cache from now on; fields as in ``DataSetRoom``."""
+
+    data: str
+    bytes: int
+    room: Given
+    reason: str
+
+    def apply(self, state: State) -> None:
+        rooms = state.caches.rooms
+        rooms.pop(self.data, None)  # it comes last now
+        rooms[self.data] = DataSetRoom(self.bytes, self.room, self.reason)
+        if len(rooms) > DATA_SETS:
+            del rooms[next((data for data, given in rooms.items() if given.room == "none"), next(iter(rooms)))]
 
 
 class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):

@@ -7,7 +7,7 @@ those that they knew.
 from __future__ import annotations
 
 from millrace.control.actions import CloseCacheServer, SendToCacheServer
-from millrace.control.caching import source_chunks
+from millrace.control.caching import source_probes, source_rooms
 from millrace.control.inputs import CacheServerSaid
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import access
@@ -16,7 +16,6 @@ from millrace.control.state.observed import CacheServerObservation
 from millrace.protocol.cache_server_messages import (
     CacheServerHello,
     CacheServerReport,
-    CacheServersKnown,
     CacheServerWelcome,
 )
 from millrace.protocol.messages import Failure, WorkerHello
@@ -46,14 +45,14 @@ def _hello(tx: Transaction, item: CacheServerSaid, message: CacheServerHello) ->
         message.address, message.host, message.pid, message.most_bytes, tx.now
     )
     tx.act(SendToCacheServer(item.server, CacheServerWelcome(tx.state.settings.heartbeat_s)))
-    source_chunks.tell(tx, item.server)
-    _tell_all(tx)
+    source_rooms.tell(tx, item.server)
+    source_probes.tell_workers(tx, servers=True)
 
 
 def gone(tx: Transaction, server: str) -> None:
     """Have workers ask a cache server no more, which has ended or can't be reached."""
     if tx.observed.cache_servers.pop(server, None) is not None:
-        _tell_all(tx)
+        source_probes.tell_workers(tx, servers=True)
 
 
 def watch(tx: Transaction) -> None:
@@ -71,14 +70,4 @@ def tell(tx: Transaction, hello: WorkerHello) -> None:
     if hello.asks_caches and hello.worker in tx.state.workers:
         tx.observed.cache_clients.add(hello.worker)
         if tx.observed.cache_servers:
-            tx.to_worker(hello.worker, _known(tx))
-
-
-def _tell_all(tx: Transaction) -> None:
-    tx.observed.cache_clients &= tx.state.workers.keys()
-    for worker in sorted(tx.observed.cache_clients):
-        tx.to_worker(worker, _known(tx))
-
-
-def _known(tx: Transaction) -> CacheServersKnown:
-    return CacheServersKnown(sorted(known.address for known in tx.observed.cache_servers.values()))
+            tx.to_worker(hello.worker, source_probes.known(tx))

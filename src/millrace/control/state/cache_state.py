@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import msgspec
 
@@ -91,6 +92,25 @@ class KeptChunks(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+Given = Literal["free", "none", "two chunks", "full"]
+"""Room of a data set in the source cache: as :data:`~millrace.policies.caching.cache_budget.Room` has it; or what there
+is, as nobody else wants it."""
+
+
+class DataSetRoom(msgspec.Struct, frozen=True):
+    """Room of a data set in the source cache.
+
+    Attributes:
+        bytes: of the whole data set.
+        room: that it was given.
+        reason: of the decision.
+    """
+
+    bytes: int
+    room: Given
+    reason: str = ""
+
+
 class Caches(msgspec.Struct):
     """All points of which something is kept, with reservations of room and costs of stores.
 
@@ -99,12 +119,14 @@ class Caches(msgspec.Struct):
         reservations: by lease.
         costs: by location of a store, "" for the service's.
         source_chunks: by data set that is read in chunks, those that cache servers keep; of the last :data:`DATA_SETS`.
+        rooms: by data set that is read, or was, its room; of the last :data:`DATA_SETS`.
     """
 
     points: dict[str, CachedPoint] = {}
     reservations: dict[int, Reservation] = msgspec.field(default_factory=dict, name="promises")
     costs: dict[str, StoreCost] = {}
     source_chunks: dict[str, KeptChunks] = {}
+    rooms: dict[str, DataSetRoom] = {}
 
     def lease_ended(self, lease: int) -> None:
         """Note the end of a lease; what it added to the service's store, if nobody has said it, is to be found out."""

@@ -109,6 +109,37 @@ class CacheObservation(msgspec.Struct):
     full: bool = False
 
 
+class SourceObservation(msgspec.Struct):
+    """Observation of a job for the sake of the source cache.
+
+    Attributes:
+        regime: of what is measured now, and ``since`` when; None: nothing is.
+        begun: workers have reported in it, so that a look could begin.
+        batches: epoch and elements of each consumer as this look began, with what lay ready for it then.
+        before: by worker, what its operators had done then.
+        past: it reads past the source cache, to be measured; see :mod:`millrace.policies.caching.cache_probe`.
+        probed_s: when it was last measured without; None: it never was.
+        miss_s: seconds of a batch if nothing came from the cache; None: not measured yet.
+        hit_s: seconds of a batch if all of it did. ``estimated``: it was worked out from a look without, not measured.
+        two_chunks_s: seconds of a batch with two chunks, as long as so many jobs as ``sharers`` read the data.
+        batch_bytes: stored bytes that a batch takes.
+    """
+
+    regime: Regime | None = None
+    since: float = 0.0
+    begun: bool = False
+    batches: dict[int, tuple[int, int]] = {}
+    before: dict[str, dict[int, NodeMeasure]] = {}
+    past: bool = False
+    probed_s: float | None = None
+    miss_s: float | None = None
+    hit_s: float | None = None
+    estimated: bool = False
+    two_chunks_s: float | None = None
+    sharers: int = 0
+    batch_bytes: float = 0.0
+
+
 class Reading(msgspec.Struct, frozen=True):
     """Progress of a consumer: ``pace`` of an epoch as it said last, and ``lots`` of it, since a mark.
 
@@ -354,6 +385,12 @@ class Observed(msgspec.Struct):
     """By job."""
     scaling: dict[str, ScalingObservation] = {}
     """By job."""
+    sources: dict[str, SourceObservation] = {}
+    """By job whose data cache servers may keep."""
+    past_cache: list[str] = []
+    """Jobs that workers were told to have read past the source cache."""
+    rooms_for: tuple[object, ...] = ()
+    """What rooms in the source cache were last decided for."""
     progress: dict[str, JobObservation] = {}
     """By job."""
     usage: dict[str, dict[int, ResourceUsage]] = {}

@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-Experiment = Literal["profile", "scaling", "none"]
-"""Experiment of a job: all is computed and measured for its cache; numbers of workers are compared; neither."""
+Experiment = Literal["profile", "probe", "scaling", "none"]
+"""Experiment of a job: all is computed and measured for its cache; all is read past the source cache, to measure what
+that saves; numbers of workers are compared; none of these."""
 
 
 class Regime(msgspec.Struct, frozen=True):
@@ -17,11 +18,13 @@ class Regime(msgspec.Struct, frozen=True):
         workers: ids of those that make the job's elements.
         cache: what the job does at its cache points; empty without any.
         experiment: the one that runs.
+        room: of the data that the job reads, in the source cache; empty: nobody decides.
     """
 
     workers: frozenset[str] = frozenset()
     cache: str = ""
     experiment: Experiment = "none"
+    room: str = ""
 
 
 class RegimeObservation(msgspec.Struct):
@@ -29,7 +32,8 @@ class RegimeObservation(msgspec.Struct):
 
     Attributes:
         regime: the last that was seen.
-        lease: no lease below was given under its cache mode: it is in force when those are over. 0: it is in force.
+        lease: no lease below was given under its cache mode, and with the source cache as it is now: they are in force
+            when those are over. 0: they are in force.
     """
 
     regime: Regime

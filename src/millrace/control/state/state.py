@@ -27,6 +27,7 @@ from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
+from millrace.protocol.source_cache_messages import name_of_data
 
 UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
@@ -315,6 +316,11 @@ class Job(msgspec.Struct):
     reached: int = -1
     owner: str = ""
     may_read: list[str] = []
+
+    @property
+    def data_set(self) -> str:
+        """Name of the data that it reads: the same for all jobs that list the same files; empty: they aren't listed."""
+        return name_of_data(self.prints[0]).hex() if self.prints else ""
 
     @property
     def windowed(self) -> bool:

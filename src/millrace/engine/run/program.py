@@ -310,6 +310,7 @@ def _with_requests(measure: NodeMeasure, done: ReadAccount) -> NodeMeasure:
         measure,
         requests=done.requests,
         stored_bytes=done.bytes,
+        cached_bytes=done.cached,
         retried=done.retried,
         hedged=done.hedged,
         store_wait_s=done.waited_s,

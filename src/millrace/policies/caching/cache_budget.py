@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from millrace.policies.caching.kept_chunks import CHUNK_BYTES, LEAST_CHUNKS
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import counted, data_size, duration, number, percent
 
@@ -27,10 +28,6 @@ Room = Literal["none", "two chunks", "full"]
 ROOMS: tuple[Room, ...] = ("none", "two chunks", "full")
 """All of them, the least first."""
 
-CHUNK_BYTES = 15_000_000_000
-"""Largest chunk (Quiver 7)."""
-CHUNK_SHARE = 0.1
-"""Largest chunk as a share of its data set (Quiver 5.1)."""
 HARDLY = 0.05
 """Gain below which times "hardly differ": two measures of 100 batches of one job differ by as much."""
 WORTH = 1.25
@@ -98,6 +95,7 @@ class DataSetUse(msgspec.Struct, frozen=True):
         jobs: all that read it.
         at_once: number of these that read at the same time, and so can use what one of them has fetched; None: all.
         chunk_bytes: size of a chunk; None: as :func:`chunk_size` has it.
+        chunks: whether its jobs can read it chunk by chunk.
     """
 
     name: str
@@ -105,6 +103,7 @@ class DataSetUse(msgspec.Struct, frozen=True):
     jobs: tuple[JobTimes, ...] = ()
     at_once: int | None = None
     chunk_bytes: int | None = None
+    chunks: bool = True
 
     @property
     def sharers(self) -> int:
@@ -123,7 +122,8 @@ class DataSetUse(msgspec.Struct, frozen=True):
 
     def gain(self, room: Room) -> float:
         """Accelerators that would have to be added to do as much without a place."""
-        return sum(job.accelerators * (_speedup(job, room, self.sharers) - 1) for job in self.jobs)
+        sharers = self.sharers if self.chunks else 1
+        return sum(job.accelerators * (_speedup(job, room, sharers) - 1) for job in self.jobs)
 
     def relief(self, room: Room) -> float:
         """Bytes per second less that cross the link with a place, as far as it was measured what its jobs read.
@@ -134,14 +134,15 @@ class DataSetUse(msgspec.Struct, frozen=True):
         crosses = sum(job.batch_bytes / (job.miss_s or 1.0) for job in measured)
         if room == "full":
             return crosses
-        if room == "none" or min(len(measured), len(measured) if self.at_once is None else self.at_once) < 2:
+        at_once = len(measured) if self.at_once is None else min(len(measured), self.at_once)
+        if room == "none" or not self.chunks or at_once < 2:
             return 0.0
         return max(0.0, crosses - max(job.batch_bytes / (job.hit_s or 1.0) for job in measured))
 
 
 def chunk_size(size: int, largest: int = CHUNK_BYTES) -> int:
     """Size of a chunk of a data set of ``size`` bytes: the tenth of it, or ``largest`` bytes if that is less."""
-    return min(largest, math.ceil(CHUNK_SHARE * size))
+    return min(largest, math.ceil(size / LEAST_CHUNKS))
 
 
 def place(

@@ -158,6 +158,20 @@ def times(profile: Profile, store: StoreModel, point: int, kept: float, whole: i
     )
 
 
+def time_without(profile: Profile, point: int) -> float:
+    """Predict the seconds of a batch if what is made up to a point were there at once: those of what comes after it.
+
+    Args:
+        profile: of this job.
+        point: its node id.
+    """
+    waits = min(1.0, profile.wait_s / profile.batch_s) if profile.batch_s else 1.0
+    stages = _as_it_was(profile) if profile.workers and waits > STARVED else profile.stages
+    whole = _slowest(stages, profile.cores)
+    rest = _slowest([stage for stage in stages if point not in stage.under], profile.cores)
+    return profile.batch_s * (max(whole * (1 - waits), rest) / whole if whole else 1.0)
+
+
 def _as_it_was(profile: Profile) -> tuple[Stage, ...]:
     """Scale the stages for a consumer that waits: then its time from one element to the next is what they really took.
 

@@ -19,8 +19,13 @@ LEAST_CHUNKS = 10
 """A chunk is at most a tenth of the data, as in Quiver."""
 KEPT = 2
 """Chunks of a data set that are kept at a time."""
-_FILLED = 0.9
-"""Share of the room that chunks may take, as segments are not filled to the last byte."""
+FILLED = 0.9
+"""Share of the room that may be given, as segments are not filled to the last byte."""
+
+
+def chunk_bytes(data_bytes: int, room: int) -> int:
+    """Size of a chunk of so many bytes, of which two fit into the room of all cache servers."""
+    return int(min(CHUNK_BYTES, data_bytes / LEAST_CHUNKS, room * FILLED / KEPT))
 
 
 def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Decision[int]:
@@ -34,11 +39,11 @@ def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Dec
     """
     given = {"data_bytes": data_bytes, "room": room, "most": most, "before": before}
     data, cache = data_size(data_bytes), data_size(room)
-    if data_bytes <= room * _FILLED:
+    if data_bytes <= room * FILLED:
         return Decision(0, f"all of the data ({data}) fits into the source cache ({cache})", given)
-    if LEAST_CHUNKS <= before <= most and KEPT * data_bytes / before <= room * _FILLED:
+    if LEAST_CHUNKS <= before <= most and KEPT * data_bytes / before <= room * FILLED:
         return Decision(before, f"other jobs read the data ({data}) in {before} chunks, of which two fit", given)
-    size = min(CHUNK_BYTES, data_bytes / LEAST_CHUNKS, room * _FILLED / KEPT)
+    size = chunk_bytes(data_bytes, room)
     count = math.ceil(data_bytes / size) if size > 0 else 0
     if not 0 < count <= most:
         return Decision(0, f"{data} in chunks of {data_size(size)} are more than the {most} that can be made", given)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from millrace.policies.caching import cache_budget
 from millrace.policies.caching.cache_budget import (
-    CHUNK_BYTES,
     HELD,
     ROOMS,
     WORTH,
@@ -19,6 +18,7 @@ from millrace.policies.caching.cache_budget import (
     chunk_size,
     place,
 )
+from millrace.policies.caching.kept_chunks import CHUNK_BYTES
 
 GB = 10**9
 

@@ -1,0 +1,192 @@
+"""Source rooms: how much of each data set cache servers keep, if they can't keep all that is read (Quiver 5.3).
+
+As long as all data that jobs read fit, all are kept, and nothing is measured. One data set that doesn't fit is read in
+chunks where its jobs can do that. Where several have to share the room, jobs are measured without the cache (see
+:mod:`millrace.control.caching.source_probes`), and :mod:`millrace.policies.caching.cache_budget` decides. Rooms are
+journalled, so that a dispatcher that comes back moves nothing; what was measured isn't, and is measured again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from millrace.control.actions import SendToCacheServer
+from millrace.control.caching.source_probes import measured, probe, times_of
+from millrace.control.journal.cache_events import RoomGiven
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.cache_state import Given
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Job, State
+from millrace.graph.nodes import FromFiles, stored_elsewhere
+from millrace.graph.serialize import unpack
+from millrace.planning.chunks import most_chunks
+from millrace.planning.units import UnitMap
+from millrace.policies.caching import cache_budget as policy
+from millrace.policies.caching.kept_chunks import FILLED, KEPT, chunk_bytes
+from millrace.policies.decision import Decision
+from millrace.policies.figures import data_size
+from millrace.protocol.cache_server_messages import KeepChunks
+from millrace.protocol.source_cache_messages import chunk_label
+
+
+class StoredData(NamedTuple):
+    """Data set that jobs read from a store.
+
+    Attributes:
+        bytes: of all of it.
+        jobs: that read it.
+    """
+
+    bytes: int
+    jobs: list[Job]
+
+    @property
+    def chunks(self) -> bool:
+        """Whether all of them can read it in chunks."""
+        return all(chunks_possible(job) for job in self.jobs)
+
+
+def room_there(observed: Observed) -> int:
+    """Bytes that cache servers may keep together: servers own equally many keys, however large they are."""
+    servers = observed.cache_servers.values()
+    return len(servers) * min((known.most_bytes for known in servers), default=0)
+
+
+def data_read(state: State) -> dict[str, StoredData]:
+    """List the data sets that jobs read now and cache servers may keep: those that are a job's only source."""
+    found = dict[str, StoredData]()
+    for job in state.jobs.values():
+        if job.failure is None and job.prints and job.tables and len(job.tables) == 1 and _stored(job.spec.structure):
+            (table,) = job.tables.values()
+            found.setdefault(job.data_set, StoredData(table.bytes, [])).jobs.append(job)
+    return found
+
+
+@functools.lru_cache(256)
+def _stored(structure: bytes) -> bool:
+    return all(stored_elsewhere(node) for _, node in unpack(structure).sources())
+
+
+@functools.lru_cache(256)
+def _of_files(structure: bytes) -> bool:
+    return all(isinstance(node, FromFiles) and stored_elsewhere(node) for _, node in unpack(structure).sources())
+
+
+def chunks_possible(job: Job) -> int:
+    """Count the chunks that the job's data can be cut into, at most; 0: it reads them as a whole.
+
+    Chunks change the order of its elements, so none are made where that is fixed, or where others rely on it.
+    """
+    spec = job.spec
+    fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
+    if fixed or not job.tables or not job.length or len(job.tables) != 1 or not _of_files(spec.structure):
+        return 0
+    return most_chunks(UnitMap(unpack(spec.structure), job.tables))
+
+
+def watch(tx: Transaction) -> None:
+    """Decide who gets which room, and have jobs measured where that is needed."""
+    if tx.observed.cache_servers:
+        read = decide(tx)
+        rooms = tx.state.caches.rooms
+        several = len(read) > 1 and _bytes(read) > _usable(tx.observed)
+        probe(tx, [(rooms[data].room, each.jobs) for data, each in read.items()] if several else [])
+
+
+def decide(tx: Transaction) -> dict[str, StoredData]:
+    """Decide who gets which room, if anything that this depends on has changed; return all data that are read."""
+    read = data_read(tx.state)
+    known = ((data, tuple((job.name, measured(tx, job)) for job in each.jobs)) for data, each in read.items())
+    asked = (room_there(tx.observed), *known)
+    if asked == tx.observed.rooms_for:
+        return read
+    tx.observed.rooms_for = asked
+    changed = False
+    rooms = _rooms(tx, read)
+    for data, (size, decision) in {**_kept_on(tx, rooms), **rooms}.items():
+        given = tx.state.caches.rooms.get(data)
+        if given is None or (given.bytes, given.room) != (size, decision.value):
+            tx.emit(RoomGiven(data, size, decision.value, decision.reason))
+            changed = True
+    for server in tx.observed.cache_servers if changed else ():
+        tell(tx, server)
+    return read
+
+
+def _usable(observed: Observed) -> int:
+    return int(room_there(observed) * FILLED)
+
+
+def _bytes(read: Mapping[str, StoredData]) -> int:
+    return sum(each.bytes for each in read.values())
+
+
+_Found = Mapping[str, tuple[int, Decision[Given]]]
+
+
+def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
+    """Rooms of what is read."""
+    room, usable, together = room_there(tx.observed), _usable(tx.observed), _bytes(read)
+    if together <= usable:
+        why = f"all that is read ({data_size(together)}) fits into the source cache ({data_size(room)})"
+        return {data: (each.bytes, Decision[Given]("full", why)) for data, each in read.items()}
+    if len(read) == 1:
+        ((data, only),) = read.items()
+        why = f"it is more ({data_size(only.bytes)}) than the source cache ({data_size(room)}), and nobody else reads"
+        alone: Given = "two chunks" if only.chunks else "free"
+        return {data: (only.bytes, Decision[Given](alone, why))}
+    uses = [
+        policy.DataSetUse(
+            data,
+            each.bytes,
+            tuple(times_of(tx, job, len(each.jobs)) for job in each.jobs),
+            chunk_bytes=chunk_bytes(each.bytes, room),
+            chunks=each.chunks,
+        )
+        for data, each in read.items()
+    ]
+    before: dict[str, policy.Room] = {
+        data: given.room for data, given in tx.state.caches.rooms.items() if data in read and given.room != "free"
+    }
+    placed = policy.place(uses, usable, before)
+    return {data: (read[data].bytes, Decision[Given](each.value, each.reason)) for data, each in placed.items()}
+
+
+def _kept_on(tx: Transaction, rooms: _Found) -> _Found:
+    """Rooms of what nobody reads now: what there is stays as far as it fits beside what is kept of all that is read."""
+    room, left = room_there(tx.observed), _usable(tx.observed)
+    left -= sum(_taken(size, decision.value, room) for size, decision in rooms.values())
+    found = dict[str, tuple[int, Decision[Given]]]()
+    for data, given in reversed(list(tx.state.caches.rooms.items())):
+        if data in rooms or given.room in {"none", "free"}:
+            continue
+        if (size := _taken(given.bytes, given.room, room)) <= left:
+            left -= size
+        else:
+            found[data] = given.bytes, Decision[Given]("none", "nobody reads it now, and others need the room")
+    return found
+
+
+def _taken(size: int, given: Given, room: int) -> int:
+    """Bytes of a data set of so many bytes that are kept, with this room."""
+    return {"full": size, "two chunks": KEPT * chunk_bytes(size, room), "none": 0, "free": min(size, room)}[given]
+
+
+def tell(tx: Transaction, server: str) -> None:
+    """Tell a cache server what of which data it is to keep."""
+    caches = tx.state.caches
+    sets = {
+        data: [chunk_label(bytes.fromhex(data), known.chunks, chunk) for chunk in known.kept]
+        for data, known in caches.source_chunks.items()
+    }
+    for data, given in caches.rooms.items():
+        if given.room == "full":
+            sets[data] = [bytes.fromhex(data)]
+        elif given.room == "none":
+            sets[data] = []
+        elif given.room == "two chunks":
+            sets.setdefault(data, [])
+    if sets or caches.rooms:
+        tx.act(SendToCacheServer(server, KeepChunks([(bytes.fromhex(data), labels) for data, labels in sets.items()])))
