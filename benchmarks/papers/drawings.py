@@ -72,6 +72,25 @@ def small_cache(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.small_cache-chunks.svg", report)]
 
 
+def chunk_accuracy(report: Report, folder: str) -> list[str]:
+    """Test accuracy after each epoch, of all seeds, and how chunks differ from a shuffle of all in the end."""
+    plt = pyplot()
+    drawing, (learnt, apart) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", width_ratios=(2, 1))
+    for (way, runs), colour in zip(report["results"].items(), ("#888888", _OURS, _PODS), strict=True):
+        for number, run in enumerate(runs):
+            epochs = range(1, len(run["curve"]) + 1)
+            learnt.plot(epochs, run["curve"], color=colour, linewidth=1, label=None if number else way)
+    learnt.set_xlabel("epochs")
+    learnt.set_ylabel("test accuracy, %")
+    learnt.legend(fontsize=7)
+    shuffled, chunks = [[run["curve"][-1] for run in runs] for runs in report["results"].values()][:2]
+    apart.axhline(0, color="#cccccc", linewidth=1)
+    apart.plot([one - other for one, other in zip(chunks, shuffled, strict=True)], "o", color=_OURS)
+    apart.set_xlabel("seed")
+    apart.set_ylabel("chunks, less all shuffled, points")
+    return [_saved(plt, drawing, folder, "papers.chunk_accuracy-epochs.svg", report)]
+
+
 def scale_out(report: Report, folder: str) -> list[str]:
     """Speed-up and cost over workers, of what the training's own host makes alone (tf.data service's Figure 9)."""
     swept = report["sweep"]
@@ -197,6 +216,7 @@ def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report:
 
 
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
+    "papers.chunk_accuracy": chunk_accuracy,
     "papers.costs": costs,
     "papers.figure10": figure10,
     "papers.figure6": figure6,
