@@ -62,7 +62,9 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit checked out, with ``+`` if files differ from it; outside a clone what ``BENCHMARKED_COMMIT`` says."""
+    """The commit checked out, with ``+`` if files differ from it; ``BENCHMARKED_COMMIT`` if that is set, for a copy."""
+    if told := os.environ.get("BENCHMARKED_COMMIT"):
+        return told
     folder = os.path.dirname(os.path.abspath(__file__))
     try:
         answer = subprocess.run(
@@ -73,5 +75,5 @@ def _commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BENCHMARKED_COMMIT")  # a machine may have been given the files alone
+        return None
     return answer.stdout.strip()
