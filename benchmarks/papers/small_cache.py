@@ -34,11 +34,12 @@ import numpy as np
 
 import millrace as mr
 from benchmarks.far_store import BUCKET, FarStore, far_store
-from benchmarks.papers.one_link import LINK_BYTES_S, OBJECT_BYTES, ROUND_TRIP_S, await_cache, make_objects
+from benchmarks.papers.one_link import LINK_BYTES_S, ROUND_TRIP_S, await_cache, make_objects
 from benchmarks.papers.report import answer, verdict
 
 QUESTION = "Does a source cache of a tenth of the data serve several jobs as one of all data does?"
 FIRST, LATER = 4, 3
+OBJECT_BYTES = 100_000
 EPOCHS = 2
 BATCH = 4
 BUFFER_BYTES = 4 << 20
@@ -140,7 +141,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     table = [["", "cache", "objects/s, all jobs", "of the full cache", "copies from the store", "chunks kept at most"]]
     with tempfile.TemporaryDirectory(prefix="millrace-small-") as root:
-        make_objects(os.path.join(root, "store", "train"), count)
+        make_objects(os.path.join(root, "store", "train"), count, OBJECT_BYTES)
         with (
             far_store(os.path.join(root, "store"), ROUND_TRIP_S, LINK_BYTES_S) as store,
             mock.patch.dict(os.environ, store.far),
