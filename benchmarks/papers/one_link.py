@@ -65,7 +65,7 @@ def read_together(service: mr.LocalService, jobs: int, count: int, name: str, ob
         dataset = mr.Dataset.from_files(f"s3://{BUCKET}/train/*.bin").map(size_of).shuffle(count).batch(100)
         batches = dataset.distribute(service.address, job_name=f"{name}-{number}", seed=number, progress=False)
         ready.wait()
-        came = []
+        came: list[np.ndarray[Any, Any]] = []
         for batch in batches.epochs(1):
             if not came:
                 first.append(time.perf_counter())

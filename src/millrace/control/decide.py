@@ -210,7 +210,7 @@ def _consumer_said(tx: Transaction, item: inp.ConsumerSaid) -> None:
             group_progress.reported(tx, job, consumer, message)
         if job.points:
             cache_mode.look(tx, job)
-        source_probes.look(tx, job)
+        source_probes.look(tx, job, consumer, message)
         job_scaling.heard(tx, job, consumer, message)
 
 

@@ -231,7 +231,7 @@ def _labels(data: bytes, table: SplitTable, chunks: int) -> Callable[[int], byte
     if not chunks:
         return lambda _: data
     members = ChunkMembers(table.count, chunks)
-    return lambda item: chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
+    return lambda item: data if item < 0 else chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
 
 
 def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:

@@ -55,12 +55,6 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
     return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
-def progress(observed: Observed, job: Job) -> dict[int, tuple[int, int]]:
-    """Note the epochs that those are in who say how fast the job is, and the elements of these that they have had."""
-    reports = telling(observed, job).items()
-    return {index: (report.epoch, report.batches) for index, report in reports if report.batches}
-
-
 def read_since(report: ConsumerReport, mark: tuple[int, int]) -> int:
     """Count the elements that a consumer has had since it was at a mark of :func:`progress`."""
     epoch, batches = mark

@@ -32,7 +32,7 @@ def chunks_for(tx: Transaction, job: Job) -> Decision[int]:
         return _AS_A_WHOLE if given is None else Decision(0, given.reason)
     known = tx.state.caches.source_chunks.get(job.data_set)
     before = known.chunks if known is not None and any(_read_alike(tx.state, job, known.chunks)) else 0
-    return policy.choose_chunks(given.bytes, source_rooms.room_there(tx.observed), most, before)
+    return policy.choose_chunks(given.bytes, source_rooms.room_there(tx), most, before)
 
 
 def in_chunks(job: Job, plan: PlanLike) -> bool:

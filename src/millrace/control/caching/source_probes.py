@@ -10,146 +10,165 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from millrace.control.caching.profiling import (
-    LOOK_ELEMENTS,
-    look_at,
-    measures,
-    profile_with,
-    progress,
-    read_since,
-    summed,
-    telling,
-)
+from millrace.control.caching.profiling import LOOK_ELEMENTS, measures, profile_with, summed
 from millrace.control.experiments import experiment_of, note, regime_in_force
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import Given
 from millrace.control.state.observed import SourceObservation
-from millrace.control.state.state import Job
+from millrace.control.state.state import Job, State
 from millrace.graph.serialize import unpack
 from millrace.policies.caching import cache_probe as policy
 from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_budget import JobTimes
 from millrace.policies.caching.cache_cost_model import time_without
 from millrace.protocol.cache_server_messages import CacheServersKnown
-from millrace.protocol.reports import NodeMeasure
+from millrace.protocol.messages import ConsumerReport
 
 ALL, NOTHING = 0.95, 0.05
 """Shares of the bytes from the cache from which, and up to which, a look is one of hits, or of misses."""
+_LEAST_S = 1e-9
 
 
-def look(tx: Transaction, job: Job) -> None:
+def look(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> None:
     """Take in a report of a consumer of the job's: is a look over, and what has it measured?"""
     if not tx.observed.cache_servers or not job.prints:
         return
-    sight = tx.observed.sources.setdefault(job.name, SourceObservation())
+    sight = tx.observed.sources.get(job.name)
+    if sight is None:
+        sight = tx.observed.sources[job.name] = SourceObservation()
+    most, seen = _read_on(sight, consumer, report), tx.observed.workers
     regime = regime_in_force(tx, job)
     if regime is None or not regime.workers:
         return
+    reported = [seen[name].reported if name in seen else -1.0 for name in regime.workers]
     if regime != sight.regime:
-        sight.regime, sight.since, sight.begun = regime, tx.now, False
-        return
-    if not sight.begun:
-        # Workers report less often: what they said before is of the regime before.
-        seen_at = [tx.observed.workers[name].reported for name in regime.workers if name in tx.observed.workers]
-        sight.begun = len(seen_at) == len(regime.workers) and min(seen_at) >= sight.since
-        if sight.begun:
+        sight.regime, sight.since, sight.marked = regime, tx.now, None
+    elif sight.marked is None:
+        if min(reported) >= sight.since:  # what they have said before, as they do less often, is of the regime before
             _begin_look(tx, job, sight)
-        return
-    for index, report in telling(tx.observed, job).items():
-        if read_since(report, sight.batches.get(index, (report.epoch, 0))) < LOOK_ELEMENTS:
-            return
-    seen = look_at(tx.observed, job)
-    sums = summed(measures(tx.observed, job.name), sight.before)
-    if seen is not None and _measured(tx, job, sight, seen, sums):
+    elif most >= LOOK_ELEMENTS and min(reported) >= sight.marked and report.batch_time_s > 0:
+        # Whoever reads fastest says how fast the job is: others may stand still, or read something else.
+        _measured(tx, job, sight, BatchTime(report.batch_time_s, min(report.wait_s, report.batch_time_s), 0.0))
         if sight.past:
-            sight.past, sight.probed_s = False, tx.now
-            note(tx, job)
-            tell_workers(tx)
+            _end_probe(tx, job, sight)
         _begin_look(tx, job, sight)
+
+
+def _read_on(sight: SourceObservation, consumer: int, report: ConsumerReport) -> int:
+    """Note what a consumer has read; return how many of its elements count, if it has read most of all; else 0."""
+    epoch, batches, counted = sight.read.get(consumer, (report.epoch, report.batches, 0))
+    counted += max(0, report.batches - (batches if report.epoch == epoch else 0))
+    sight.read[consumer] = report.epoch, report.batches, counted
+    return counted if counted >= max(each for _, _, each in sight.read.values()) else 0
 
 
 def _begin_look(tx: Transaction, job: Job, sight: SourceObservation) -> None:
     # What lies ready was made before: it is read first, and does not count.
-    ready = {index: math.ceil(report.queue_elements) for index, report in telling(tx.observed, job).items()}
-    marks = progress(tx.observed, job)
-    sight.batches = {index: (epoch, batches + ready.get(index, 0)) for index, (epoch, batches) in marks.items()}
-    sight.before = measures(tx.observed, job.name)
+    reports = tx.observed.reports(job.consumers)
+    ready = {index: math.ceil(report.queue_elements) for index, report in reports.items()}
+    sight.read = {index: (*sight.read[index][:2], -ready[index]) for index in reports if index in sight.read}
+    sight.before, sight.marked = measures(tx.observed, job.name), tx.now
 
 
-def _measured(
-    tx: Transaction, job: Job, sight: SourceObservation, seen: BatchTime, sums: dict[int, NodeMeasure]
-) -> bool:
-    """Keep what a look has measured; False: workers have not said yet what they read in it."""
+def _measured(tx: Transaction, job: Job, sight: SourceObservation, seen: BatchTime) -> None:
+    """Keep what a look has measured."""
+    sums = summed(measures(tx.observed, job.name), sight.before)
     graph = unpack(job.spec.structure)
     sources = [number for number, _ in graph.sources()]
     stored = sum(sums[number].stored_bytes for number in sources if number in sums)
     cached = sum(sums[number].cached_bytes for number in sources if number in sums)
-    root = sums.get(graph.id_of(graph.root))
-    if root is None or not root.elements or not stored + cached:
-        return False
-    share, readers = cached / (stored + cached), _readers(tx, job)
-    sight.batch_bytes = (stored + cached) / root.elements
-    if readers != sight.sharers:
-        sight.two_chunks_s, sight.sharers = None, readers
-    if share <= NOTHING:
-        missing = 1 if sight.past else readers
-        sight.miss_s = policy.believed_miss(seen.batch_s, missing, readers, sight.miss_s)
-        sight.probed_s = tx.now
-        if sight.hit_s is None or sight.estimated:
-            profile = profile_with(tx.state, job, sums, seen, sources)
-            if profile is not None:
-                sight.hit_s, sight.estimated = max(1e-9, time_without(profile, sources[0])), True
-    elif share >= ALL:
-        sight.hit_s, sight.estimated = seen.batch_s, False
-    elif _room(tx, job) == "two chunks":
-        sight.two_chunks_s = seen.batch_s
-    return True
-
-
-def _readers(tx: Transaction, job: Job) -> int:
-    return max(1, sum(other.data_set == job.data_set and other.failure is None for other in tx.state.jobs.values()))
-
-
-def _room(tx: Transaction, job: Job) -> Given:
+    root, readers = sums.get(graph.id_of(graph.root)), same_data(tx.state, job)
+    if root is None or not root.elements:
+        return
+    if not stored + cached:  # what it reads is nothing of a store's: its operators' outputs are kept, say
+        sight.miss_s, sight.hit_s, sight.estimated, sight.batch_bytes = seen.batch_s, seen.batch_s, False, 0.0
+        return
+    sight.share, sight.batch_bytes = cached / (stored + cached), (stored + cached) / root.elements
+    if len(readers) != sight.sharers:
+        sight.two_chunks_s, sight.sharers = None, len(readers)
     given = tx.state.caches.rooms.get(job.data_set)
-    return "free" if given is None else given.room
+    in_chunks = given is not None and given.room == "two chunks" and any(each.chunks for each in job.epochs.values())
+    if in_chunks and not sight.past:
+        sight.two_chunks_s = seen.batch_s  # also who fetches all of it: others have it from there
+    elif sight.share <= NOTHING:
+        sights = tx.observed.sources
+        shares = [sights[other.name].share for other in readers if other.name in sights]
+        missing = 1 if sight.past else max(1, sum(share is not None and share <= NOTHING for share in shares))
+        sight.miss_s = policy.believed_miss(seen.batch_s, missing, max(missing, len(readers)), sight.miss_s)
+        sight.probed_s = tx.now
+        profile = profile_with(tx.state, job, sums, seen, sources)
+        if profile is not None and (sight.hit_s is None or sight.estimated):
+            sight.hit_s, sight.estimated = max(_LEAST_S, time_without(profile, sources[0])), True
+    elif sight.share >= ALL:
+        sight.hit_s, sight.estimated = seen.batch_s, False
 
 
-def times_of(tx: Transaction, job: Job, readers: int) -> JobTimes:
+def same_data(state: State, job: Job) -> list[Job]:
+    """List the jobs whose only source is the data of this one."""
+    return [other for other in state.jobs.values() if other.data_set == job.data_set and reads_alone(other)]
+
+
+def reads_alone(job: Job) -> bool:
+    """Whether a job reads one data set, and goes on."""
+    return job.failure is None and bool(job.prints) and job.tables is not None and len(job.tables) == 1
+
+
+def times_of(tx: Transaction, job: Job, readers: int, *, in_chunks: bool) -> JobTimes:
     """Find the measured times of a job, of whose data there are so many readers."""
     sight = tx.observed.sources.get(job.name, SourceObservation())
     two_chunks_s = sight.two_chunks_s if sight.sharers == readers else None
     accelerators = len(job.consumers) * job.spec.accelerators
-    return JobTimes(accelerators, sight.miss_s, sight.hit_s, two_chunks_s, sight.batch_bytes)
+    return JobTimes(accelerators, sight.miss_s, sight.hit_s, two_chunks_s, sight.batch_bytes, in_chunks)
 
 
 def measured(tx: Transaction, job: Job) -> tuple[object, ...]:
-    """Tell which times of a job are known, and when it was last measured without the cache."""
+    """Tell what is known of a job, roughly: as long as it is the same, nothing has to be decided anew."""
     sight = tx.observed.sources.get(job.name, SourceObservation())
     known = sight.miss_s is None, sight.hit_s is None or sight.estimated, sight.two_chunks_s is None
-    return (*known, sight.probed_s, sight.sharers)
+    gain = 0 if sight.miss_s is None or sight.hit_s is None else round(4 * math.log2(sight.miss_s / sight.hit_s))
+    return (job.name, len(job.consumers), *known, gain, sight.probes, sight.sharers, awaited(tx, job))
+
+
+def awaited(tx: Transaction, job: Job) -> bool:
+    """Whether a job reads, and will soon have been measured without the cache, if it goes on."""
+    sight = tx.observed.sources.get(job.name)
+    if sight is None or sight.probed_s is not None:
+        return False
+    return sight.waiting_s is None or tx.now - sight.waiting_s < policy.PROBE_LIMIT_S
 
 
 def probe(tx: Transaction, competing: Iterable[tuple[Given, list[Job]]]) -> None:
     """Begin the probes whose time has come, one of each data set that competes for room, and end those of others."""
-    wanted = set[str]()
+    wanted, waiting = set[str](), set[str]()
     for room, jobs in competing:
-        sights = {job.name: tx.observed.sources.setdefault(job.name, SourceObservation()) for job in jobs}
+        waiting.update(job.name for job in jobs)
+        sights = {job.name: tx.observed.sources[job.name] for job in jobs if job.name in tx.observed.sources}
+        for name, sight in sights.items():
+            if sight.past and tx.now - sight.past_s > policy.PROBE_LIMIT_S:
+                _end_probe(tx, tx.state.jobs[name], sight)
+        probing = next((name for name, each in sights.items() if each.past), None)
         candidates = [
             policy.ProbeCandidate(name, bool(each.batch_bytes), each.probed_s, each.miss_s, each.hit_s)
             for name, each in sights.items()
+            if experiment_of(tx.observed, tx.state.jobs[name]) != "profile"
         ]
-        probing = next((name for name, each in sights.items() if each.past), None)
         chosen = policy.next_probe(candidates, "none" if room == "free" else room, tx.now, probing).value
-        if chosen is not None and experiment_of(tx.observed, tx.state.jobs[chosen]) != "profile":
-            probing = chosen
-        if probing is not None:
-            wanted.add(probing)
+        wanted.update(name for name in (probing, chosen) if name is not None)
     for name, sight in tx.observed.sources.items():
+        if name not in waiting:
+            sight.waiting_s = None
+        elif sight.waiting_s is None:
+            sight.waiting_s = tx.now
         if sight.past != (name in wanted):
-            sight.past = name in wanted
+            sight.past, sight.past_s = name in wanted, tx.now
             if name in tx.state.jobs:
                 note(tx, tx.state.jobs[name])
+    tell_workers(tx)
+
+
+def _end_probe(tx: Transaction, job: Job, sight: SourceObservation) -> None:
+    sight.past, sight.probed_s, sight.probes = False, tx.now, sight.probes + 1
+    note(tx, job)
     tell_workers(tx)
 
 

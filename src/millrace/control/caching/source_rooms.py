@@ -9,19 +9,21 @@ journalled, so that a dispatcher that comes back moves nothing; what was measure
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from millrace.control.actions import SendToCacheServer
-from millrace.control.caching.source_probes import measured, probe, times_of
+from millrace.control.caching.source_probes import awaited, measured, probe, reads_alone, times_of
 from millrace.control.journal.cache_events import RoomGiven
 from millrace.control.journal.transaction import Transaction
-from millrace.control.state.cache_state import Given
-from millrace.control.state.observed import Observed
+from millrace.control.state.cache_state import DataSetRoom, Given
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import FromFiles, stored_elsewhere
 from millrace.graph.serialize import unpack
 from millrace.planning.chunks import most_chunks
+from millrace.planning.split_table import TableSummary
 from millrace.planning.units import UnitMap
 from millrace.policies.caching import cache_budget as policy
 from millrace.policies.caching.kept_chunks import FILLED, KEPT, chunk_bytes
@@ -29,6 +31,9 @@ from millrace.policies.decision import Decision
 from millrace.policies.figures import data_size
 from millrace.protocol.cache_server_messages import KeepChunks
 from millrace.protocol.source_cache_messages import chunk_label
+
+AWAY_S = 60.0
+"""Seconds for which cache servers may be away until there is less room."""
 
 
 class StoredData(NamedTuple):
@@ -42,23 +47,26 @@ class StoredData(NamedTuple):
     bytes: int
     jobs: list[Job]
 
-    @property
-    def chunks(self) -> bool:
-        """Whether all of them can read it in chunks."""
-        return all(chunks_possible(job) for job in self.jobs)
 
+def room_there(tx: Transaction) -> int:
+    """Bytes that cache servers may keep together: servers own equally many keys, however large they are.
 
-def room_there(observed: Observed) -> int:
-    """Bytes that cache servers may keep together: servers own equally many keys, however large they are."""
+    Less than before counts once it was so for a while: the others are no fuller for one that is away.
+    """
+    observed = tx.observed
     servers = observed.cache_servers.values()
-    return len(servers) * min((known.most_bytes for known in servers), default=0)
+    now = len(servers) * min((known.most_bytes for known in servers), default=0)
+    before, of = observed.cache_room
+    if len(servers) >= of or now >= before or tx.now - observed.cache_room_s > AWAY_S:
+        observed.cache_room, observed.cache_room_s = (now, len(servers)), tx.now
+    return observed.cache_room[0]
 
 
 def data_read(state: State) -> dict[str, StoredData]:
     """List the data sets that jobs read now and cache servers may keep: those that are a job's only source."""
     found = dict[str, StoredData]()
     for job in state.jobs.values():
-        if job.failure is None and job.prints and job.tables and len(job.tables) == 1 and _stored(job.spec.structure):
+        if reads_alone(job) and job.tables and _stored(job.spec.structure):
             (table,) = job.tables.values()
             found.setdefault(job.data_set, StoredData(table.bytes, [])).jobs.append(job)
     return found
@@ -83,40 +91,47 @@ def chunks_possible(job: Job) -> int:
     fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
     if fixed or not job.tables or not job.length or len(job.tables) != 1 or not _of_files(spec.structure):
         return 0
-    return most_chunks(UnitMap(unpack(spec.structure), job.tables))
+    return _most_chunks(spec.structure, msgspec.msgpack.encode(job.tables))
+
+
+@functools.lru_cache(256)
+def _most_chunks(structure: bytes, tables: bytes) -> int:
+    return most_chunks(UnitMap(unpack(structure), msgspec.msgpack.decode(tables, type=dict[int, TableSummary])))
 
 
 def watch(tx: Transaction) -> None:
     """Decide who gets which room, and have jobs measured where that is needed."""
+    competing = list[tuple[Given, list[Job]]]()
     if tx.observed.cache_servers:
-        read = decide(tx)
-        rooms = tx.state.caches.rooms
-        several = len(read) > 1 and _bytes(read) > _usable(tx.observed)
-        probe(tx, [(rooms[data].room, each.jobs) for data, each in read.items()] if several else [])
+        read, rooms = decide(tx), tx.state.caches.rooms
+        if len(read) > 1 and _bytes(read) > _usable(tx):
+            competing = [(rooms[data].room, each.jobs) for data, each in read.items() if data in rooms]
+    probe(tx, competing)
 
 
 def decide(tx: Transaction) -> dict[str, StoredData]:
     """Decide who gets which room, if anything that this depends on has changed; return all data that are read."""
     read = data_read(tx.state)
-    known = ((data, tuple((job.name, measured(tx, job)) for job in each.jobs)) for data, each in read.items())
-    asked = (room_there(tx.observed), *known)
-    if asked == tx.observed.rooms_for:
+    known = ((data, tuple(measured(tx, job) for job in each.jobs)) for data, each in read.items())
+    asked = (room_there(tx), *known)
+    back = tx.observed.all_back or not tx.state.caches.rooms
+    if asked == tx.observed.rooms_for or not back:  # after a restart servers come back one by one
         return read
     tx.observed.rooms_for = asked
-    changed = False
     rooms = _rooms(tx, read)
+    changed = False
     for data, (size, decision) in {**_kept_on(tx, rooms), **rooms}.items():
-        given = tx.state.caches.rooms.get(data)
-        if given is None or (given.bytes, given.room) != (size, decision.value):
+        before, given = tx.state.caches.rooms.get(data), DataSetRoom(size, decision.value, decision.reason)
+        if given != before:
             tx.emit(RoomGiven(data, size, decision.value, decision.reason))
-            changed = True
+            changed |= before is None or (before.bytes, before.room) != (size, decision.value)
     for server in tx.observed.cache_servers if changed else ():
         tell(tx, server)
     return read
 
 
-def _usable(observed: Observed) -> int:
-    return int(room_there(observed) * FILLED)
+def _usable(tx: Transaction) -> int:
+    return int(room_there(tx) * FILLED)
 
 
 def _bytes(read: Mapping[str, StoredData]) -> int:
@@ -128,35 +143,49 @@ _Found = Mapping[str, tuple[int, Decision[Given]]]
 
 def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
     """Rooms of what is read."""
-    room, usable, together = room_there(tx.observed), _usable(tx.observed), _bytes(read)
+    room, usable, together = room_there(tx), _usable(tx), _bytes(read)
     if together <= usable:
         why = f"all that is read ({data_size(together)}) fits into the source cache ({data_size(room)})"
         return {data: (each.bytes, Decision[Given]("full", why)) for data, each in read.items()}
     if len(read) == 1:
         ((data, only),) = read.items()
         why = f"it is more ({data_size(only.bytes)}) than the source cache ({data_size(room)}), and nobody else reads"
-        alone: Given = "two chunks" if only.chunks else "free"
+        alone: Given = "two chunks" if any(map(chunks_possible, only.jobs)) else "free"
         return {data: (only.bytes, Decision[Given](alone, why))}
+    found = dict(_held(tx, read))
+    usable -= sum(_taken(size, decision.value, room) for size, decision in found.values())
     uses = [
         policy.DataSetUse(
             data,
             each.bytes,
-            tuple(times_of(tx, job, len(each.jobs)) for job in each.jobs),
+            tuple(times_of(tx, job, len(each.jobs), in_chunks=bool(chunks_possible(job))) for job in each.jobs),
             chunk_bytes=chunk_bytes(each.bytes, room),
-            chunks=each.chunks,
         )
         for data, each in read.items()
+        if data not in found
     ]
     before: dict[str, policy.Room] = {
         data: given.room for data, given in tx.state.caches.rooms.items() if data in read and given.room != "free"
     }
-    placed = policy.place(uses, usable, before)
-    return {data: (read[data].bytes, Decision[Given](each.value, each.reason)) for data, each in placed.items()}
+    for data, placed in policy.place(uses, usable, before).items():
+        found[data] = read[data].bytes, Decision[Given](placed.value, placed.reason)
+    return found
+
+
+def _held(tx: Transaction, read: Mapping[str, StoredData]) -> Iterator[tuple[str, tuple[int, Decision[Given]]]]:
+    """Find the data sets that have room and keep it until their jobs are measured: who misses is measured sooner."""
+    left = _usable(tx)
+    for data, each in read.items():
+        given = tx.state.caches.rooms.get(data)
+        if given is not None and given.room in {"full", "two chunks"} and any(awaited(tx, job) for job in each.jobs):
+            left -= _taken(each.bytes, given.room, room_there(tx))
+            if left >= 0:
+                yield data, (each.bytes, Decision[Given](given.room, "its jobs are being measured without the cache"))
 
 
 def _kept_on(tx: Transaction, rooms: _Found) -> _Found:
     """Rooms of what nobody reads now: what there is stays as far as it fits beside what is kept of all that is read."""
-    room, left = room_there(tx.observed), _usable(tx.observed)
+    room, left = room_there(tx), _usable(tx)
     left -= sum(_taken(size, decision.value, room) for size, decision in rooms.values())
     found = dict[str, tuple[int, Decision[Given]]]()
     for data, given in reversed(list(tx.state.caches.rooms.items())):
@@ -186,7 +215,7 @@ def tell(tx: Transaction, server: str) -> None:
             sets[data] = [bytes.fromhex(data)]
         elif given.room == "none":
             sets[data] = []
-        elif given.room == "two chunks":
-            sets.setdefault(data, [])
+        elif given.room == "free":
+            sets.pop(data, None)
     if sets or caches.rooms:
         tx.act(SendToCacheServer(server, KeepChunks([(bytes.fromhex(data), labels) for data, labels in sets.items()])))

@@ -85,7 +85,11 @@ class RoomGiven(Event, frozen=True, tag="RoomGiven"):
         rooms.pop(self.data, None)  # it comes last now
         rooms[self.data] = DataSetRoom(self.bytes, self.room, self.reason)
         if len(rooms) > DATA_SETS:
-            del rooms[next((data for data, given in rooms.items() if given.room == "none"), next(iter(rooms)))]
+            read = {job.data_set for job in state.jobs.values()}
+            over = [data for data in rooms if data not in read]
+            gone = next((data for data in over if rooms[data].room == "none"), over[0] if over else None)
+            if gone is not None:
+                del rooms[gone]
 
 
 class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):

@@ -119,7 +119,8 @@ class Caches(msgspec.Struct):
         reservations: by lease.
         costs: by location of a store, "" for the service's.
         source_chunks: by data set that is read in chunks, those that cache servers keep; of the last :data:`DATA_SETS`.
-        rooms: by data set that is read, or was, its room; of the last :data:`DATA_SETS`.
+        rooms: by data set that is read, or was, its room; of :data:`DATA_SETS`, or of all that are read if that is
+            more.
     """
 
     points: dict[str, CachedPoint] = {}

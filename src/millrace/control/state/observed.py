@@ -113,25 +113,33 @@ class SourceObservation(msgspec.Struct):
     """Observation of a job for the sake of the source cache.
 
     Attributes:
+        waiting_s: since when its data compete for room; None: they don't.
         regime: of what is measured now, and ``since`` when; None: nothing is.
-        begun: workers have reported in it, so that a look could begin.
-        batches: epoch and elements of each consumer as this look began, with what lay ready for it then.
-        before: by worker, what its operators had done then.
+        marked: when this look began, as workers had reported in the regime; None: they haven't yet.
+        read: by consumer, its epoch and its elements of that as it said last, and those since the look began, without
+            what lay ready for it then.
+        before: by worker, what its operators had done when the look began.
+        share: of its bytes that came from the cache in the last look.
         past: it reads past the source cache, to be measured; see :mod:`millrace.policies.caching.cache_probe`.
-        probed_s: when it was last measured without; None: it never was.
+            ``past_s``: since when.
+        probed_s: when it was last measured without; None: it never was. ``probes``: how often that was a probe.
         miss_s: seconds of a batch if nothing came from the cache; None: not measured yet.
         hit_s: seconds of a batch if all of it did. ``estimated``: it was worked out from a look without, not measured.
         two_chunks_s: seconds of a batch with two chunks, as long as so many jobs as ``sharers`` read the data.
         batch_bytes: stored bytes that a batch takes.
     """
 
+    waiting_s: float | None = None
     regime: Regime | None = None
     since: float = 0.0
-    begun: bool = False
-    batches: dict[int, tuple[int, int]] = {}
+    marked: float | None = None
+    read: dict[int, tuple[int, int, int]] = {}
     before: dict[str, dict[int, NodeMeasure]] = {}
+    share: float | None = None
     past: bool = False
+    past_s: float = 0.0
     probed_s: float | None = None
+    probes: int = 0
     miss_s: float | None = None
     hit_s: float | None = None
     estimated: bool = False
@@ -391,6 +399,10 @@ class Observed(msgspec.Struct):
     """Jobs that workers were told to have read past the source cache."""
     rooms_for: tuple[object, ...] = ()
     """What rooms in the source cache were last decided for."""
+    cache_room: tuple[int, int] = (0, 0)
+    """Bytes that so many cache servers may keep together, of late: one that is away for a moment takes no room away."""
+    cache_room_s: float = 0.0
+    """When it was last so much."""
     progress: dict[str, JobObservation] = {}
     """By job."""
     usage: dict[str, dict[int, ResourceUsage]] = {}

@@ -50,6 +50,7 @@ class JobTimes(msgspec.Struct, frozen=True):
         hit_s: seconds of a batch if all of it is in the cache; None: not measured yet.
         two_chunks_s: seconds of a batch with two chunks and the present sharers; None: not measured, and modelled.
         batch_bytes: bytes that a batch reads; 0: unknown.
+        in_chunks: whether it can read its data chunk by chunk; else it has nothing of two chunks.
     """
 
     accelerators: int
@@ -57,6 +58,7 @@ class JobTimes(msgspec.Struct, frozen=True):
     hit_s: float | None = None
     two_chunks_s: float | None = None
     batch_bytes: float = 0.0
+    in_chunks: bool = True
 
     def __post_init__(self) -> None:
         """Check the figures.
@@ -95,7 +97,6 @@ class DataSetUse(msgspec.Struct, frozen=True):
         jobs: all that read it.
         at_once: number of these that read at the same time, and so can use what one of them has fetched; None: all.
         chunk_bytes: size of a chunk; None: as :func:`chunk_size` has it.
-        chunks: whether its jobs can read it chunk by chunk.
     """
 
     name: str
@@ -103,7 +104,6 @@ class DataSetUse(msgspec.Struct, frozen=True):
     jobs: tuple[JobTimes, ...] = ()
     at_once: int | None = None
     chunk_bytes: int | None = None
-    chunks: bool = True
 
     @property
     def sharers(self) -> int:
@@ -112,7 +112,7 @@ class DataSetUse(msgspec.Struct, frozen=True):
         A job that hardly gains is fed by its own share of the link, or less. It reads what others have fetched, and
         does not help to fetch it sooner.
         """
-        waiting = sum(job.benefit > 1 for job in self.jobs)
+        waiting = sum(job.benefit > 1 and job.in_chunks for job in self.jobs)
         return max(1, waiting if self.at_once is None else min(waiting, self.at_once))
 
     def cost(self, room: Room) -> int:
@@ -122,8 +122,7 @@ class DataSetUse(msgspec.Struct, frozen=True):
 
     def gain(self, room: Room) -> float:
         """Accelerators that would have to be added to do as much without a place."""
-        sharers = self.sharers if self.chunks else 1
-        return sum(job.accelerators * (_speedup(job, room, sharers) - 1) for job in self.jobs)
+        return sum(job.accelerators * (_speedup(job, room, self.sharers) - 1) for job in self.jobs)
 
     def relief(self, room: Room) -> float:
         """Bytes per second less that cross the link with a place, as far as it was measured what its jobs read.
@@ -134,10 +133,12 @@ class DataSetUse(msgspec.Struct, frozen=True):
         crosses = sum(job.batch_bytes / (job.miss_s or 1.0) for job in measured)
         if room == "full":
             return crosses
-        at_once = len(measured) if self.at_once is None else min(len(measured), self.at_once)
-        if room == "none" or not self.chunks or at_once < 2:
+        together = [job for job in measured if job.in_chunks]
+        at_once = len(together) if self.at_once is None else min(len(together), self.at_once)
+        if room == "none" or at_once < 2:
             return 0.0
-        return max(0.0, crosses - max(job.batch_bytes / (job.hit_s or 1.0) for job in measured))
+        crosses = sum(job.batch_bytes / (job.miss_s or 1.0) for job in together)
+        return max(0.0, crosses - max(job.batch_bytes / (job.hit_s or 1.0) for job in together))
 
 
 def chunk_size(size: int, largest: int = CHUNK_BYTES) -> int:
@@ -206,7 +207,7 @@ def _speedup(job: JobTimes, room: Room, sharers: int) -> float:
         return 1.0
     if room == "full":
         return job.benefit
-    if sharers == 1:
+    if sharers == 1 or not job.in_chunks:
         return 1.0
     two_chunks_s = job.miss_s / sharers if job.two_chunks_s is None else job.two_chunks_s
     if two_chunks_s < (1 + HARDLY) * job.hit_s:

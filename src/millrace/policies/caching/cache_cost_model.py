@@ -159,7 +159,7 @@ def times(profile: Profile, store: StoreModel, point: int, kept: float, whole: i
 
 
 def time_without(profile: Profile, point: int) -> float:
-    """Predict the seconds of a batch if what is made up to a point were there at once: those of what comes after it.
+    """Predict the seconds of a batch if nothing up to a point were waited for: what it takes of the processor remains.
 
     Args:
         profile: of this job.
@@ -168,8 +168,12 @@ def time_without(profile: Profile, point: int) -> float:
     waits = min(1.0, profile.wait_s / profile.batch_s) if profile.batch_s else 1.0
     stages = _as_it_was(profile) if profile.workers and waits > STARVED else profile.stages
     whole = _slowest(stages, profile.cores)
-    rest = _slowest([stage for stage in stages if point not in stage.under], profile.cores)
+    rest = _slowest([_without_waits(stage) if point in stage.under else stage for stage in stages], profile.cores)
     return profile.batch_s * (max(whole * (1 - waits), rest) / whole if whole else 1.0)
+
+
+def _without_waits(stage: Stage) -> Stage:
+    return msgspec.structs.replace(stage, seconds=min(stage.seconds, stage.cpu_s))
 
 
 def _as_it_was(profile: Profile) -> tuple[Stage, ...]:

@@ -17,6 +17,8 @@ from millrace.policies.figures import duration, percent
 
 PROBE_BATCHES = 100
 """Batches with the cache off (Quiver 5.3)."""
+PROBE_LIMIT_S = 300.0
+"""Seconds after which a probe is given up that has not measured enough: its job hardly reads."""
 PROBE_COST = 0.02
 """Largest share of a job's time that probes may cost it."""
 PROBE_INTERVAL_S = 600.0

@@ -29,7 +29,7 @@ def chunk_bytes(data_bytes: int, room: int) -> int:
 
 
 def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Decision[int]:
-    """Choose into how many chunks a data set is cut; 0: into none.
+    """Choose into how many chunks a data set is cut of which two are to be kept; 0: into none.
 
     Args:
         data_bytes: stored bytes of the data set.
@@ -39,15 +39,13 @@ def choose_chunks(data_bytes: int, room: int, most: int, before: int = 0) -> Dec
     """
     given = {"data_bytes": data_bytes, "room": room, "most": most, "before": before}
     data, cache = data_size(data_bytes), data_size(room)
-    if data_bytes <= room * FILLED:
-        return Decision(0, f"all of the data ({data}) fits into the source cache ({cache})", given)
     if LEAST_CHUNKS <= before <= most and KEPT * data_bytes / before <= room * FILLED:
         return Decision(before, f"other jobs read the data ({data}) in {before} chunks, of which two fit", given)
     size = chunk_bytes(data_bytes, room)
     count = math.ceil(data_bytes / size) if size > 0 else 0
     if not 0 < count <= most:
         return Decision(0, f"{data} in chunks of {data_size(size)} are more than the {most} that can be made", given)
-    why = f"{data} do not fit into the source cache ({cache}), but two of {count} chunks at a time do"
+    why = f"of the data ({data}) two of {count} chunks at a time are kept in the source cache ({cache})"
     return Decision(count, why, given)
 
 

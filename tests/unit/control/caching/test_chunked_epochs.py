@@ -254,7 +254,7 @@ def test_the_status_tells_what_is_kept_and_who_reads_which_chunk():
     assert told["kept"] == service.kept
     assert told["jobs"] == {"a": 0, "b": 0}
     assert told["why"]
-    assert "two of 10 chunks at a time do" in told["why_chunks"]
+    assert "two of 10 chunks at a time are kept" in told["why_chunks"]
 
 
 def filtered():

@@ -10,16 +10,20 @@ from tests.unit.control.caching.service_of_plans import ServiceOfPlans
 import millrace as mr
 from millrace.control import actions as act
 from millrace.control import inputs as inp
+from millrace.control.caching import source_chunks
 from millrace.control.caching.profiling import LOOK_ELEMENTS
+from millrace.control.caching.source_rooms import AWAY_S
+from millrace.control.journal import cache_events
 from millrace.control.journal.cache_events import RoomGiven
 from millrace.control.journal.snapshot import plain
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import DATA_SETS
 from millrace.dispatcher.status_report import status
 from millrace.display.status import show
 from millrace.graph.notation import graph_of
 from millrace.graph.serialize import pack
 from millrace.planning.split_table import SplitTable
-from millrace.policies.caching.cache_probe import PROBE_INTERVAL_S
+from millrace.policies.caching.cache_probe import PROBE_INTERVAL_S, PROBE_LIMIT_S
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_server_messages import CacheServerHello, CacheServerReport, CacheServersKnown, KeepChunks
 from millrace.protocol.reports import NodeMeasure
@@ -91,12 +95,31 @@ class Buckets(ServiceOfPlans):
             self.tick(1.0)
         raise AssertionError(f"job {name} has no epoch")
 
-    def reads(self, name, batch_s, wait_s, *, cached=0.0, batches=2 * LOOK_ELEMENTS, ready=0.0):
-        """A job reads so many batches; ``cached``: the share of its bytes that comes from the cache."""
+    def reads(
+        self,
+        name,
+        batch_s,
+        wait_s,
+        *,
+        cached=0.0,
+        batches=2 * LOOK_ELEMENTS,
+        ready=0.0,
+        stored=1000,
+        epoch=0,
+        at=None,
+        only=None,
+    ):
+        """A job reads so many batches.
+
+        Args:
+            cached: the share of its bytes that comes from the cache, of ``stored`` bytes a batch.
+            epoch: that its consumers are in, ``at`` so many batches of it; None: at as many as were ever read.
+            only: the consumer that reads; None: all.
+        """
         job = self.state.jobs[name]
         for worker in self.state.index.serving.serving(name):
-            self.counts[name, "cached"] += round(cached * batches * 1000)
-            self.counts[name, "stored"] += round((1 - cached) * batches * 1000)
+            self.counts[name, "cached"] += round(cached * batches * stored)
+            self.counts[name, "stored"] += round((1 - cached) * batches * stored)
             self.counts[name, "elements"] += batches
             self.counts[name, "ms"] += round(1000 * wait_s * batches)
             count = self.counts[name, "elements"]
@@ -109,8 +132,9 @@ class Buckets(ServiceOfPlans):
             self.report(worker.id, nodes=[source, rest])
             break
         self.counts[name, "batches"] += batches
-        for consumer in job.consumers.values():
-            report = msg.ConsumerReport(0, [], self.counts[name, "batches"], batch_s, wait_s, queue_elements=ready)
+        for index, consumer in job.consumers.items():
+            read = 0 if only not in (None, index) else self.counts[name, "batches"] if at is None else at
+            report = msg.ConsumerReport(epoch, [], read, batch_s, wait_s, queue_elements=ready)
             self.say(inp.ConsumerSaid(consumer.client, report))
 
     def measure(self, name, batch_s, wait_s, **how):
@@ -154,12 +178,16 @@ def test_who_gains_most_gets_the_room_when_both_are_measured():
     assert keeps(service, "b") == "nothing"
     service.measure("two", 1.0, 0.9)
     service.tick(1.0)
-    assert service.rooms() == {"a": "none", "b": "full"}, "a was measured by nobody"
+    assert service.rooms() == {"a": "full", "b": "none"}, "who has none is measured sooner, and that says nothing"
+    service.end_earlier("one")
+    service.measure("one", 0.2, 0.1)
+    service.tick(1.0)
+    assert service.rooms() == {"a": "none", "b": "full"}, "two gains tenfold, one twice as much"
     assert keeps(service, "a") == "nothing"
     assert keeps(service, "b") == "all"
     service.measure("one", 1.0, 0.99)
     service.tick(1.0)
-    assert service.rooms() == {"a": "full", "b": "none"}, "one gains a hundredfold where two gains tenfold"
+    assert service.rooms() == {"a": "full", "b": "none"}, "and now a hundredfold"
     reasons = [event.reason for event in service.events if isinstance(event, RoomGiven)]
     assert all(reasons)
     assert "do the work of" in reasons[-2] or "do the work of" in reasons[-1]
@@ -249,6 +277,116 @@ def test_a_probe_ends_with_its_job_and_with_the_competition():
     assert service.rooms()["a"] == "full"
 
 
+def test_a_probe_is_given_up_where_a_job_hardly_reads_and_when_no_cache_server_is_left():
+    service = probed()
+    service.end_earlier("one")
+    for _ in range(int(PROBE_LIMIT_S) + 2):
+        assert service.past == ["one"]
+        for name in ("one", "two"):
+            service.reads(name, 0.1, 0.0, batches=0)
+        service.tick(1.0)
+        if not service.past:
+            break
+    assert service.past == []
+    assert service.observed.sources["one"].probes == 1
+    service.tick(1.0)
+    assert service.past == [], "it comes again when others would"
+    service = probed()
+    service.say(inp.CacheServerSessionLost("cache"))
+    service.tick(1.0)
+    assert service.past == []
+    assert not service.observed.sources["one"].past
+
+
+@pytest.mark.parametrize("length", [60, 90, 210])
+def test_a_probe_goes_on_over_epochs_that_are_shorter_than_it(length):
+    service = probed()
+    service.end_earlier("one")
+    job = service.state.jobs["one"]
+    service.reads("one", 0.1, 0.0, cached=1.0, batches=1)
+    service.reads("one", 0.1, 0.0, cached=1.0, batches=1)
+    for epoch in range(1, 6):
+        service.begin(service.consumers["client-one"], epoch)
+        for batches in range(0, length + 1, 30):
+            service.reads("one", 0.5, 0.4, batches=0 if batches == 0 else 30, epoch=epoch, at=batches)
+    assert job.consumers
+    assert service.past == []
+    assert service.observed.sources["one"].miss_s == 0.5
+
+
+def test_a_consumer_that_stands_still_holds_no_look_up():
+    service = Buckets({"a": 8 * GB, "b": 8 * GB})
+    service.begin_job("one", "a", num_consumers=2)
+    other = service.join(
+        "client-two", "one", consumer=1, structure=structure("s3://a/*"), seed=1, tasks=160, num_consumers=2
+    )
+    assert other.failure is None
+    service.measure("one", 0.1, 0.0, cached=1.0, only=0)
+    assert service.observed.sources["one"].hit_s == 0.1
+
+
+def test_a_job_that_reads_nothing_of_a_store_gains_nothing():
+    service = probed()
+    service.end_earlier("one")
+    service.measure("one", 0.1, 0.05, stored=0)
+    assert service.past == []
+    sight = service.observed.sources["one"]
+    assert sight.miss_s == sight.hit_s == 0.1
+
+
+def test_who_fetches_two_chunks_for_others_is_not_taken_for_one_without_the_cache():
+    service = Buckets({"a": 40 * GB})
+    for name in ("one", "two"):
+        service.begin_job(name, "a")
+    service.measure("one", 0.6, 0.5, cached=0.0)
+    sight = service.observed.sources["one"]
+    assert (sight.miss_s, sight.two_chunks_s) == (None, 0.6)
+
+
+def test_a_job_that_cannot_read_in_chunks_takes_them_from_nobody():
+    service = Buckets({"a": 40 * GB})
+    service.begin_job("one", "a")
+    service.begin_job("ordered", "a", deterministic=True)
+    service.tick(1.0)
+    assert service.rooms() == {"a": "two chunks"}
+    assert keeps(service, "a") in {1, 2}
+
+
+def test_data_with_two_chunks_are_read_in_chunks_also_if_all_of_them_would_fit():
+    service = Buckets({"a": 6 * GB, "b": 7 * GB}, workers=6)
+    for name, data in (("one", "a"), ("two", "b"), ("three", "b")):
+        service.begin_job(name, data)
+    rooms = service.state.caches.rooms
+    data = name_of_data("b").hex()
+    rooms[data] = msgspec.structs.replace(rooms[data], room="two chunks")
+    service.observed.rooms_for = (0,)
+    for name in ("one", "two", "three"):
+        service.observed.sources.pop(name, None)
+    chunks = source_chunks.chunks_for(
+        Transaction(service.state, service.observed, service.now), service.state.jobs["two"]
+    )
+    assert rooms[data].room == "two chunks"
+    assert chunks.value >= 10
+
+
+def test_a_restart_with_several_servers_waits_until_they_are_back():
+    service = Buckets({"a": 40 * GB})
+    for number in range(4):
+        service.hello_of_server(f"more{number}")
+    service.begin_job("one", "a")
+    assert service.rooms() == {"a": "full"}
+    service.save()
+    service.restart()
+    for name in list(service.workers):
+        service.hello(name, asks_caches=True)
+    for peer in service.consumers.values():
+        service.rejoin(peer)
+    service.hello_of_server("cache")
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full"}
+    assert keeps(service, "a") == "all"
+
+
 def test_a_worker_that_comes_in_a_probe_is_told_of_it():
     service = probed()
     service.past = []
@@ -288,9 +426,14 @@ def test_data_larger_than_the_cache_alone_are_read_in_chunks_or_kept_as_far_as_t
     assert service.rooms() == {"a": "two chunks"}
     assert service.state.jobs["one"].epochs[0].chunks >= 10
     service.begin_job("two", "b")
-    service.measure("two", 1.0, 0.9)
+    service.measure("one", 1.0, 0.9)
     service.tick(1.0)
-    assert service.rooms()["b"] == "full"
+    assert service.past == ["one"]
+    service.end_earlier("one")
+    for name in ("one", "two"):
+        service.measure(name, 1.0, 0.9)
+    service.tick(1.0)
+    assert service.rooms() == {"a": "none", "b": "full"}, "one job gains nothing by two chunks"
     service = Buckets({"a": 40 * GB})
     service.begin_job("ordered", "a", deterministic=True)
     assert service.rooms() == {"a": "free"}
@@ -309,6 +452,11 @@ def test_more_room_is_given_as_soon_as_it_is_there():
     service.tick(1.0)
     assert service.rooms() == {"a": "full", "b": "full"}
     service.say(inp.CacheServerSessionLost("more"))
+    for _ in range(int(AWAY_S)):
+        for name in ("one", "two"):
+            service.reads(name, 1.0, 0.9, batches=1)
+        service.tick(1.0)
+        assert service.rooms() == {"a": "full", "b": "full"}, "it may come back"
     service.tick(1.0)
     assert "none" in service.rooms().values()
 
@@ -339,6 +487,15 @@ def test_the_status_says_who_has_which_room_and_why():
     text = out.getvalue()
     assert "source cache, data of one (7.45 GiB): room for all" in text
     assert "source cache, data of two (7.45 GiB): room for nothing" in text
+
+
+def test_however_many_data_sets_are_read_all_are_known(monkeypatch):
+    monkeypatch.setattr(cache_events, "DATA_SETS", 2)
+    service = Buckets({"a": 8 * GB, "b": 8 * GB, "c": 8 * GB})
+    for name, data in (("one", "a"), ("two", "b"), ("three", "c")):
+        service.begin_job(name, data)
+        service.tick(1.0)
+    assert service.rooms().keys() == {"a", "b", "c"}
 
 
 def test_of_many_data_sets_the_last_ones_are_known():

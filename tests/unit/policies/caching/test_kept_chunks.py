@@ -12,13 +12,13 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("data", "room", "most", "chunks", "reason"),
     [
-        (100 * GB, 200 * GB, 1000, 0, "all of the data"),
-        (100 * GB, 30 * GB, 1000, 10, "two of 10 chunks at a time do"),
+        (100 * GB, 200 * GB, 1000, 10, "two of 10 chunks at a time are kept"),
+        (100 * GB, 30 * GB, 1000, 10, "two of 10 chunks at a time are kept"),
         (100 * GB, 10 * GB, 1000, 23, "two of 23 chunks"),
         (1000 * GB, 500 * GB, 1000, 67, "two of 67 chunks"),
         (100 * GB, 10 * GB, 20, 0, "more than the 20 that can be made"),
         (100 * GB, 0, 1000, 0, "more than the 1000"),
-        (0, 10 * GB, 1000, 0, "all of the data"),
+        (0, 10 * GB, 1000, 0, "chunks of 0 B"),
     ],
 )
 def test_how_many(data, room, most, chunks, reason):
@@ -29,7 +29,7 @@ def test_how_many(data, room, most, chunks, reason):
 
 @pytest.mark.parametrize(
     ("before", "room", "chunks"),
-    [(12, 30 * GB, 12), (12, 10 * GB, 23), (5, 30 * GB, 10), (2000, 30 * GB, 10), (12, 200 * GB, 0)],
+    [(12, 30 * GB, 12), (12, 10 * GB, 23), (5, 30 * GB, 10), (2000, 30 * GB, 10), (12, 200 * GB, 12)],
 )
 def test_as_others_read_it_if_two_of_these_fit(before, room, chunks):
     """A cache server that comes or goes while jobs read changes nothing for those that come."""
