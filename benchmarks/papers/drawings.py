@@ -91,6 +91,23 @@ def chunk_accuracy(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.chunk_accuracy-epochs.svg", report)]
 
 
+def strangers(report: Report, folder: str) -> list[str]:
+    """How long a stranger's looks took: shares of them over time, with those that they are compared with."""
+    plt = pyplot()
+    rows = {row["case"]: row for row in report["results"]}
+    panels = [*dict.fromkeys(row["beside"] for row in rows.values() if "beside" in row)]
+    drawing, columns = plt.subplots(1, len(panels), figsize=(12, 3.2), layout="constrained", sharey=True)
+    for axes, beside in zip(columns, panels, strict=True):
+        shown = [rows[beside], *(row for row in rows.values() if row.get("beside") == beside)]
+        for row, colour in zip(shown, ("black", _OURS, _CACHEW, _PODS), strict=False):
+            axes.plot(row["percentiles_us"], range(1, 100), color=colour, linewidth=1, label=row["case"])
+        axes.set_xlim(rows[beside]["percentiles_us"][0] * 0.9, rows[beside]["percentiles_us"][94])
+        axes.set_xlabel("microseconds")
+        axes.legend(fontsize=6, loc="lower right")
+    columns[0].set_ylabel("% of looks")
+    return [_saved(plt, drawing, folder, "papers.strangers-times.svg", report)]
+
+
 def scale_out(report: Report, folder: str) -> list[str]:
     """Speed-up and cost over workers, of what the training's own host makes alone (tf.data service's Figure 9)."""
     swept = report["sweep"]
@@ -225,6 +242,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.shared_reads": shared_reads,
     "papers.small_cache": small_cache,
     "papers.step_change": step_change,
+    "papers.strangers": strangers,
     "papers.timelines": timelines,
     "papers.who_gets_room": who_gets_room,
     "papers.windows": windows,
