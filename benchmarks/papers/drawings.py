@@ -91,6 +91,35 @@ def chunk_accuracy(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.chunk_accuracy-epochs.svg", report)]
 
 
+def lost_servers(report: Report, folder: str) -> list[str]:
+    """Objects a second of all jobs, and what the store sends, while cache servers are lost and added."""
+    plt = pyplot()
+    found = report["results"]
+    drawing, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    counted: dict[int, int] = {}
+    for at, objects in found["batches"]:
+        counted[int(at)] = counted.get(int(at), 0) + objects
+    seconds = range(max(counted))  # the last one is not over
+    axes.step(seconds, [counted.get(second, 0) for second in seconds], color=_OURS, where="post")
+    axes.set_ylabel("objects/s, all jobs", color=_OURS)
+    axes.set_xlabel("seconds")
+    axes.set_ylim(bottom=0)
+    for phase in found["phases"][1:]:
+        axes.axvline(phase["at"], color="#888888", linestyle=":")
+        axes.annotate(f" {phase['phase']}", (phase["at"], 0), fontsize=8)
+    link = axes.twinx()
+    at = [each for each, _ in found["sent"]]
+    rates = [
+        (total - before) / (now - then) / 1e6
+        for (then, before), (now, total) in itertools.pairwise(found["sent"])
+        if now > then
+    ]
+    link.plot(at[1 : len(rates) + 1], rates, color=_PODS, linewidth=1)
+    link.set_ylabel("MB/s from the store", color=_PODS)
+    link.set_ylim(bottom=0)
+    return [_saved(plt, drawing, folder, "papers.lost_servers-throughput.svg", report)]
+
+
 def strangers(report: Report, folder: str) -> list[str]:
     """How long a stranger's looks took: shares of them over time, with those that they are compared with."""
     plt = pyplot()
@@ -237,6 +266,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.costs": costs,
     "papers.figure10": figure10,
     "papers.figure6": figure6,
+    "papers.lost_servers": lost_servers,
     "papers.one_host": one_host,
     "papers.scale_out": scale_out,
     "papers.shared_reads": shared_reads,
