@@ -120,6 +120,29 @@ def lost_servers(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.lost_servers-throughput.svg", report)]
 
 
+def micro_timeline(report: Report, folder: str) -> list[str]:
+    """Reading, transforming and step of twenty batches in a row, with misses and with hits."""
+    plt = pyplot()
+    results = report["results"]
+    drawing, panels = plt.subplots(1, len(results), figsize=(10, 4), layout="constrained", sharey=True)
+    stages = (("read", _FAINT, 0.27), ("transform", "#d9822b", 0.0), ("step", _OURS, -0.27))
+    for axes, (case, found) in zip(panels, results.items(), strict=True):
+        shown = found["batches"][len(found["batches"]) // 3 :][:20]
+        begin = shown[0]["step"][0]
+        for stage, colour, shift in stages:
+            starts = [batch[stage][0] - begin for batch in shown]
+            lengths = [batch[stage][1] - batch[stage][0] for batch in shown]
+            rows = [number + 1 - shift for number in range(len(shown))]
+            axes.barh(rows, lengths, left=starts, height=0.27, color=colour, label=stage)
+        axes.set_title(f"{case}: {found['busy']:.0%} of the time in steps", fontsize=9)
+        axes.set_xlabel("seconds")
+    panels[0].set_ylabel("batch")
+    panels[0].yaxis.get_major_locator().set_params(integer=True)
+    panels[0].invert_yaxis()
+    panels[0].legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.micro_timeline-batches.svg", report)]
+
+
 def strangers(report: Report, folder: str) -> list[str]:
     """How long a stranger's looks took: shares of them over time, with those that they are compared with."""
     plt = pyplot()
@@ -267,6 +290,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.figure10": figure10,
     "papers.figure6": figure6,
     "papers.lost_servers": lost_servers,
+    "papers.micro_timeline": micro_timeline,
     "papers.one_host": one_host,
     "papers.scale_out": scale_out,
     "papers.shared_reads": shared_reads,
