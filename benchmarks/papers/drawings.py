@@ -91,6 +91,75 @@ def chunk_accuracy(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.chunk_accuracy-epochs.svg", report)]
 
 
+def lost_servers(report: Report, folder: str) -> list[str]:
+    """Objects a second of all jobs, and what the store sends, while cache servers are lost and added."""
+    plt = pyplot()
+    found = report["results"]
+    drawing, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    counted: dict[int, int] = {}
+    for at, objects in found["batches"]:
+        counted[int(at)] = counted.get(int(at), 0) + objects
+    seconds = range(max(counted))  # the last one is not over
+    axes.step(seconds, [counted.get(second, 0) for second in seconds], color=_OURS, where="post")
+    axes.set_ylabel("objects/s, all jobs", color=_OURS)
+    axes.set_xlabel("seconds")
+    axes.set_ylim(bottom=0)
+    for phase in found["phases"][1:]:
+        axes.axvline(phase["at"], color="#888888", linestyle=":")
+        axes.annotate(f" {phase['phase']}", (phase["at"], 0), fontsize=8)
+    link = axes.twinx()
+    at = [each for each, _ in found["sent"]]
+    rates = [
+        (total - before) / (now - then) / 1e6
+        for (then, before), (now, total) in itertools.pairwise(found["sent"])
+        if now > then
+    ]
+    link.plot(at[1 : len(rates) + 1], rates, color=_PODS, linewidth=1)
+    link.set_ylabel("MB/s from the store", color=_PODS)
+    link.set_ylim(bottom=0)
+    return [_saved(plt, drawing, folder, "papers.lost_servers-throughput.svg", report)]
+
+
+def micro_timeline(report: Report, folder: str) -> list[str]:
+    """Reading, transforming and step of twenty batches in a row, with misses and with hits."""
+    plt = pyplot()
+    results = report["results"]
+    drawing, panels = plt.subplots(1, len(results), figsize=(10, 4), layout="constrained", sharey=True)
+    stages = (("read", _FAINT, 0.27), ("transform", "#d9822b", 0.0), ("step", _OURS, -0.27))
+    for axes, (case, found) in zip(panels, results.items(), strict=True):
+        shown = found["batches"][len(found["batches"]) // 3 :][:20]
+        begin = shown[0]["step"][0]
+        for stage, colour, shift in stages:
+            starts = [batch[stage][0] - begin for batch in shown]
+            lengths = [batch[stage][1] - batch[stage][0] for batch in shown]
+            rows = [number + 1 - shift for number in range(len(shown))]
+            axes.barh(rows, lengths, left=starts, height=0.27, color=colour, label=stage)
+        axes.set_title(f"{case}: {found['busy']:.0%} of the time in steps", fontsize=9)
+        axes.set_xlabel("seconds")
+    panels[0].set_ylabel("batch")
+    panels[0].yaxis.get_major_locator().set_params(integer=True)
+    panels[0].invert_yaxis()
+    panels[0].legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.micro_timeline-batches.svg", report)]
+
+
+def strangers(report: Report, folder: str) -> list[str]:
+    """How long a stranger's looks took: shares of them over time, with those that they are compared with."""
+    plt = pyplot()
+    rows = {row["case"]: row for row in report["results"]}
+    panels = [*dict.fromkeys(row["beside"] for row in rows.values() if "beside" in row)]
+    drawing, columns = plt.subplots(1, len(panels), figsize=(12, 3.2), layout="constrained", sharey=True)
+    for axes, beside in zip(columns, panels, strict=True):
+        shown = [rows[beside], *(row for row in rows.values() if row.get("beside") == beside)]
+        for row, colour in zip(shown, ("black", _OURS, _CACHEW, _PODS), strict=False):
+            axes.plot(row["percentiles_us"], range(1, 100), color=colour, linewidth=1, label=row["case"])
+        axes.set_xlim(rows[beside]["percentiles_us"][0] * 0.9, rows[beside]["percentiles_us"][94])
+        axes.set_xlabel("microseconds")
+        axes.legend(fontsize=6, loc="lower right")
+    columns[0].set_ylabel("% of looks")
+    return [_saved(plt, drawing, folder, "papers.strangers-times.svg", report)]
+
+
 def scale_out(report: Report, folder: str) -> list[str]:
     """Speed-up and cost over workers, of what the training's own host makes alone (tf.data service's Figure 9)."""
     swept = report["sweep"]
@@ -220,11 +289,14 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.costs": costs,
     "papers.figure10": figure10,
     "papers.figure6": figure6,
+    "papers.lost_servers": lost_servers,
+    "papers.micro_timeline": micro_timeline,
     "papers.one_host": one_host,
     "papers.scale_out": scale_out,
     "papers.shared_reads": shared_reads,
     "papers.small_cache": small_cache,
     "papers.step_change": step_change,
+    "papers.strangers": strangers,
     "papers.timelines": timelines,
     "papers.who_gets_room": who_gets_room,
     "papers.windows": windows,

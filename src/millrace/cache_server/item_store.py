@@ -27,7 +27,7 @@ from millrace.protocol.source_cache_messages import DATA_NAME_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_LAYOUT = 2
+_LAYOUT = 3
 _INDEX = "index.db"
 _LOCK = "lock"
 _OURS = re.compile(r"index\.db(-wal|-shm|-journal)?|lock|\d{8}\.segment")
@@ -43,12 +43,12 @@ _LEAST_COUNTED = 16
 _TABLES = f"""
 create table if not exists segments (number integer primary key, size integer not null, label blob not null);
 create table if not exists items (
-    content blob primary key, segment integer not null, start integer not null, size integer not null,
+    place blob primary key, segment integer not null, start integer not null, size integer not null,
     checksum integer not null
 ) without rowid;
 create index if not exists by_segment on items (segment);
-create table if not exists names (name blob primary key, content blob not null) without rowid;
-create index if not exists by_content on names (content);
+create table if not exists names (name blob primary key, place blob not null) without rowid;
+create index if not exists by_place on names (place);
 pragma user_version = {_LAYOUT};
 """
 
@@ -139,7 +139,7 @@ class ItemStore:
         now = self._clock()
         try:
             with self._lock, self._index() as base:
-                found = [_found(base, _BY_CONTENT, content) for content in contents]
+                found = [_found(base, _BY_CONTENT, _place_of(content)) for content in contents]
                 named = [_found(base, _BY_NAME, name) for name in names]
                 for item in (*found, *named):
                     if item is not None:
@@ -189,15 +189,16 @@ class ItemStore:
         checksum = zlib.crc32(view)
         try:
             with self._lock, self._index() as base:
-                item = _found(base, _BY_CONTENT, content)
+                place = _place_of(content)
+                item = _found(base, _BY_CONTENT, place)
                 if item is None:
                     item = self._append(view, checksum, label)
                     if item is None:
                         return None
-                    base.execute("insert into items values (?, ?, ?, ?, ?)", (content, *item))
+                    base.execute("insert into items values (?, ?, ?, ?, ?)", (place, *item))
                     self._count += 1
                 if name is not None and _found(base, _BY_NAME, name) is None:
-                    base.execute("insert or replace into names values (?, ?)", (name, content))
+                    base.execute("insert or replace into names values (?, ?)", (name, place))
                 self._used[item.segment] = self._clock()
                 return item
         except (OSError, sqlite3.Error) as error:
@@ -406,14 +407,23 @@ class ItemStore:
             )
 
 
-_DROP_NAMES = "delete from names where content in (select content from items where segment = ?)"
-_BY_CONTENT = "select segment, start, size, checksum from items where content = ?"
-_BY_NAME = "select segment, start, size, checksum from names join items using (content) where name = ?"
+_DROP_NAMES = "delete from names where place in (select place from items where segment = ?)"
+_BY_CONTENT = "select segment, start, size, checksum from items where place = ?"
+_BY_NAME = "select segment, start, size, checksum from names join items using (place) where name = ?"
 
 
 def content_of(data: Buffer) -> bytes:
     """Hash an item's bytes: SHA-256."""
     return hashlib.sha256(data).digest()
+
+
+def _place_of(content: bytes) -> bytes:
+    """Derive an item's place in the index from its hash.
+
+    In the order of hashes, a look-up for one that begins as another does would find the page of the index warm that
+    was read for that: who has a part of a hash could tell by the time whether the item is there.
+    """
+    return hashlib.sha256(content).digest()
 
 
 def _found(base: sqlite3.Connection, statement: str, key: bytes) -> StoredItem | None:

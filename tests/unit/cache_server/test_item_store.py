@@ -1,5 +1,6 @@
 """Items on disk: found by content and by name, bounded, checked, and there again after a restart or a crash."""
 
+import itertools
 import os
 import stat
 
@@ -45,6 +46,23 @@ def read(store: ItemStore, *, content: bytes = b"", name: bytes = b"") -> bytes 
 
 def add(store: ItemStore, data: bytes, name: bytes | None = None) -> bool:
     return store.add(data, content_of(data), name) is not None
+
+
+def test_nobody_who_has_a_part_of_a_hash_knows_where_in_the_index_the_item_is(open_store):
+    """Looking there would find warm what was read for the item, which takes less time."""
+    store = open_store()
+    contents = [content_of(bytes([number])) for number in range(200)]
+    for number, content in enumerate(contents):
+        assert store.add(bytes([number]), content, content_of(b"name" + content)) is not None
+    for table in ("items", "names"):
+        places = [place for (place,) in store._base.execute(f"select place from {table}")]
+        assert len(places) == len(set(places)) == 200
+        assert not {place[:4] for place in places} & {content[:4] for content in contents}
+    by_place = [content for (content,) in store._base.execute("select start from items order by place")]
+    by_content = [number for number, _ in sorted(enumerate(contents), key=lambda each: each[1])]
+    ahead = dict(itertools.pairwise(by_place))
+    neighbours = sum(ahead.get(one) == other for one, other in itertools.pairwise(by_content))
+    assert neighbours < 10, "of 199, one would be by chance"
 
 
 def test_an_item_is_found_by_its_content_and_by_its_name(open_store):
