@@ -1,9 +1,20 @@
 """Models of the papers' experiments."""
 
 import random
+from typing import Any
 
 import pytest
-from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, one_link, scale_out, small_cache
+from benchmarks.papers import (
+    drawings,
+    eviction,
+    figure6,
+    figure8_model,
+    hungriest,
+    mode_change,
+    one_link,
+    scale_out,
+    small_cache,
+)
 
 from millrace.simulation.scaling_workloads import Workload
 
@@ -98,6 +109,25 @@ def test_a_link_that_carries_more_than_one_copy_misses_the_aim():
     assert aims_met(1.03, 0.93, 7.1) == [False, True, True]
     assert aims_met(1.01, 0.8, 7.1) == [True, False, True]
     assert aims_met(1.01, 0.93, 1.0) == [True, True, False], "then the link counted nothing"
+
+
+def test_who_gets_room_misses_the_aim_if_the_hungriest_has_none_or_others_are_served_first():
+    size = 100 * hungriest.OBJECT_BYTES
+
+    def case(hungry: float, room: float, given: str = "none") -> dict[str, Any]:
+        speeds = {"hungry": hungry, "moderate": 80.0, "sated": 20.0}
+        rooms = {"hungry": {"room": given}, "moderate": {"room": "none"}}
+        trainings = {name: {"objects_s": each} for name, each in speeds.items()}
+        return {"trainings": trainings, "rooms": rooms, "cache_bytes": int(room * size)}
+
+    def aims_met(hungry: float, given: str) -> list[bool]:
+        small, full = case(150.0, 0.4), case(750.0, 4.0, "full")
+        found = {"nothing": case(150.0, 0.0), "13%": small, "45%": case(hungry, 1.3, given), "90%": full, "all": full}
+        return [row["met"] for row in hungriest.aims(found, size)]
+
+    assert aims_met(750.0, "full") == [True] * 5
+    assert aims_met(600.0, "full") == [True, False, True, True, True], "too slow"
+    assert aims_met(150.0, "none") == [True, False, False, True, True]
 
 
 def test_a_small_cache_misses_the_aim_if_it_slows_jobs_down_or_keeps_more_than_two_chunks():
