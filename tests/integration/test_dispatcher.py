@@ -175,7 +175,7 @@ def test_an_epoch_from_joining_to_its_end(loop: Loop, peers: list[Peer]) -> None
     assert fetch_blob(one.channel, opened.spec.bundle) == b"functions"
     assert fetch_blob(one.channel, opened.tables)
     begun = reader.wait(msg.EpochBegun)
-    assert begun == msg.EpochBegun(0, 2)
+    assert begun == msg.EpochBegun(0, 2, elements=100)
     seen = {}
     for _ in range(2):
         lease = one.wait(msg.LeaseTask)

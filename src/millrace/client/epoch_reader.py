@@ -75,6 +75,12 @@ class ConsumerSession:
         joined = self._job_session.core.joined
         return joined is not None and joined.newest < 0
 
+    @property
+    def elements(self) -> int | None:
+        """Elements of a whole epoch, as the service knows them of one that has begun; None: it doesn't, or none has."""
+        begun = self._job_session.core.begun
+        return None if begun is None or begun.elements < 0 else begun.elements
+
     def warn(self, text: str) -> None:
         """Tell the user, once."""
         self._job_session.warn(text)

@@ -413,7 +413,7 @@ class Resumed(Message, frozen=True, tag="Resumed"):
 class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
     """The epoch's number, its shape and how many tasks the whole job has in it (None: without end).
 
-    ``held``: no element is to be used before StepsReady allows it.
+    ``held``: no element is to be used before StepsReady allows it. ``elements``: of a whole epoch; -1: unknown.
     """
 
     epoch: int
@@ -422,8 +422,8 @@ class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
     held: bool = False
     anew: bool = False
     """It is dealt anew what states left: nothing of these tasks was read."""
-    parts: list[Part] = []
-    """Outputs of which a part was handed out before, behind ``distribute()``: for whoever gets them."""
+    parts: list[Part] = []  # outputs of which a part was handed out before, behind distribute(): for who gets them
+    elements: int = -1
     turn: int = 0  # of coordinated jobs: the slot whose round comes next, as the reader's own state says
     read: TasksRead = TasksRead()  # likewise: what the reader has read before, that it will not be told of
 

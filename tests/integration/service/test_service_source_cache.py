@@ -53,6 +53,15 @@ def test_seven_jobs_read_each_file_once(store: Store, tmp_path: Path):
         assert sum(store.read.values()) <= 1.3 * FILES, "what one service has read another one finds"
 
 
+def test_the_length_of_what_is_read_is_the_services_word(store: Store):
+    with mr.LocalService(1, 1) as service:
+        reading = job(store, service, "job")
+        assert len(list(reading)) == FILES, "as list() asks how long it is"
+        assert len(reading) == FILES
+        assert len(reading.batch(7, drop_remainder=True)) == FILES // 7
+    assert set(store.looked_at.values()) == {1}, "by the worker, and not by this process as well"
+
+
 def test_data_larger_than_the_cache_are_read_in_chunks_two_of_which_are_kept(tmp_path: Path):
     count, size = 320, 50_000
     with web_store(count, size) as store:

@@ -21,9 +21,11 @@ from millrace.control.tasks.task_queue import (
 )
 from millrace.control.tasks.unread import record_deserted, told
 from millrace.control.tasks.window_tasks import send_gone
+from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, TasksRead, merge, parts_of
 from millrace.planning.ranks_progress import ranks_progress, read_by
 from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
+from millrace.planning.units import INFINITE, UnitMap
 from millrace.protocol import messages as msg
 
 
@@ -198,7 +200,9 @@ def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     parts = parts_of(states, number) if number == job.first else []
     own = job.states.get(consumer) if number == job.first and job.spec.coordinated else None
     turn, read = (own.turn, read_by(own, job.length)) if own is not None and own.epoch == number else (0, TasksRead())
-    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, turn, read, **shape)
+    length = UnitMap(unpack(job.spec.structure), job.tables).length()
+    elements = -1 if length is None or length >= INFINITE else length
+    begun = msg.EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, elements, turn, read, **shape)
     tx.to_consumer(job, consumer, begun)
     tell_steps(tx, job, number, consumer)
     if job.windowed or job.skipping:
