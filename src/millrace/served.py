@@ -342,11 +342,8 @@ class ServedPipeline(Readable):
         several = self._parameters["num_consumers"] not in (None, 1)
         if several or self.coordinated or self._parameters["sharding"] == "off":
             raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
-        session = self._session
-        told = None if session is None else session.elements
-        return (
-            len(self.pipeline) if told is None else told
-        )  # who has begun to read need not list what workers have listed
+        told = None if self._session is None else self._session.elements
+        return len(self.pipeline) if told is None else told  # workers have listed what is being read
 
     def _share_arrays(self) -> None:
         """Hold the memory of the pipeline's arrays until it is closed, and again when it is used again."""
