@@ -8,7 +8,6 @@ had never been there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -405,11 +404,6 @@ class ItemStore:
 _DROP_NAMES = "delete from names where content in (select content from items where segment = ?)"
 _BY_CONTENT = "select segment, start, size, checksum from items where content = ?"
 _BY_NAME = "select segment, start, size, checksum from names join items using (content) where name = ?"
-
-
-def content_of(data: Buffer) -> bytes:
-    """Hash an item's bytes: SHA-256."""
-    return hashlib.sha256(data).digest()
 
 
 def _found(base: sqlite3.Connection, statement: str, key: bytes) -> StoredItem | None:

@@ -14,12 +14,11 @@ from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import MillraceError, PipelineError, ProtocolError
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
-from millrace.planning.chunks import ChunkMembers
 from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
-from millrace.protocol.source_cache_messages import chunk_label, name_of_data
 from millrace.wire.control.blob_transfer import digest_of
+from millrace.worker.chunk_labels import chunk_labels
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program
@@ -190,10 +189,7 @@ class JobPipeline:
                 graph, _ = self._unpack()
                 tables = self._tables(self.opened.tables)
                 (table,) = tables.values()
-                data, members = name_of_data(prints(graph, tables)[0]), ChunkMembers(table.count, chunks)
-                self._labels[chunks] = lambda item: chunk_label(
-                    data, chunks, int(members.chunk_of(np.array([item]))[0])
-                )
+                self._labels[chunks] = chunk_labels(prints(graph, tables)[0], table.count, chunks)
             self.sources.label = self._labels[chunks]
             self._chunks = chunks
 

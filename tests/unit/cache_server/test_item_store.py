@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from millrace.cache_server.item_store import ItemStore, content_of
+from millrace.cache_server.item_exchange import content_of
+from millrace.cache_server.item_store import ItemStore
 from millrace.errors import CacheError
 
 MIB = 1 << 20
