@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from millrace.cache_server.item_claims import Asker, ItemClaims
-from millrace.cache_server.item_store import ItemStore, StoredItem, content_of
-from millrace.errors import MillraceError, ProtocolError
+from millrace.cache_server.item_exchange import ItemExchange, ItemReply, checked_key, examined
+from millrace.cache_server.item_store import ItemStore, StoredItem
+from millrace.errors import MillraceError
 from millrace.protocol import source_cache_messages as msg
 from millrace.protocol.cache_server_messages import SourceCounts
 from millrace.wire.data.data_connection import DataConnection, DataServer
@@ -26,19 +24,9 @@ _ANSWER_BYTES = 4 << 20
 _QUEUED_BYTES = 64 << 20
 """Bytes of items that aren't kept and wait to be sent to a peer, at most; others it has to read from the store."""
 
+_Answer = ItemReply[StoredItem]
+
 _logger = logging.getLogger(__name__)
-
-
-class _Answer(NamedTuple):
-    """Answer that waits to be sent: an item, or its bytes where it isn't kept, or neither: it is to be fetched."""
-
-    number: int
-    item: StoredItem | None = None
-    data: bytes | None = None
-
-
-_ALIVE = _Answer(0, data=b"")
-"""Answer to a question without keys, under a number that is nobody's."""
 
 
 class ItemServer:
@@ -72,8 +60,7 @@ class ItemServer:
     ) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._claims = ItemClaims(claim_s)
-        self._counts = Counter[str]()
+        self._exchange = ItemExchange(store.find, claim_s)
         self._changed = threading.Condition(self._lock)
         self._over = False
         self._watch = threading.Thread(target=self._pass_on_late, name="millrace-claims", daemon=True)
@@ -94,7 +81,7 @@ class ItemServer:
         """Count what was asked for so far, and what there is."""
         items, size = self._store.totals
         with self._lock:
-            return SourceCounts(**self._counts, items=items, bytes=size)
+            return SourceCounts(**self._exchange.counts, items=items, bytes=size)
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -105,95 +92,50 @@ class ItemServer:
             while True:
                 message, payload = connection.receive(msg.CACHE_REQUEST, limit=msg.MOST_ITEM_BYTES)
                 match message:
-                    case msg.AskItems(numbers=numbers, keys=keys):
-                        self._asked(peer, tenant, numbers, keys)
-                    case msg.InsertItem(key=key, label=label):
-                        self._inserted(peer, tenant, key, memoryview(payload).cast("B"), label)
+                    case msg.AskItems():
+                        self._asked(peer, tenant, message)
+                    case msg.InsertItem():
+                        self._inserted(peer, tenant, message, memoryview(payload).cast("B"))
                     case msg.ReleaseItem(key=key):
-                        self._released(peer, _checked(tenant, key))
+                        self._released(peer, checked_key(tenant, key))
         finally:
             self._left(peer)
 
-    def _asked(self, peer: _Peer, tenant: bytes, numbers: list[int], keys: list[bytes]) -> None:
-        if len(numbers) != len(keys):
-            raise ProtocolError(f"{len(numbers)} numbers came for {len(keys)} keys")
-        if not keys:
-            peer.give(_ALIVE)
-            return
-        checked = [_checked(tenant, key) for key in keys]
+    def _asked(self, peer: _Peer, tenant: bytes, asked: msg.AskItems) -> None:
         # With the lock held, as what is inserted between the look-up and the claim would be fetched again.
         with self._lock:
-            if self._claims.asked_by(peer) + peer.unsent + len(keys) > msg.MOST_ASKED:
-                raise ProtocolError(f"more than {msg.MOST_ASKED} questions wait for their answers")
-            found = self._look_up(checked)
-            now = time.monotonic()
-            for number, key, item in zip(numbers, checked, found, strict=True):
-                if item is not None:
-                    self._counts["hits"] += 1
-                    self._counts["hit_bytes"] += item.size
-                    peer.give(_Answer(number, item))
-                elif self._claims.ask(key, Asker(peer, number), now):
-                    self._counts["misses"] += 1
-                    peer.give(_Answer(number))
-                    self._changed.notify_all()
-                else:
-                    self._counts["joined"] += 1
+            self._give(self._exchange.asked(peer, tenant, asked, peer.unsent, time.monotonic()))
 
-    def _look_up(self, keys: list[bytes]) -> list[StoredItem | None]:
-        contents = [key[1:] for key in keys if key[:1] == msg.CONTENT]
-        names = [key[1:] for key in keys if key[:1] == msg.NAME]
-        by_content, by_name = map(iter, self._store.find(contents, names))
-        return [next(by_content if key[:1] == msg.CONTENT else by_name) for key in keys]
-
-    def _inserted(self, peer: _Peer, tenant: bytes, key: bytes, data: memoryview, label: bytes) -> None:
-        checked = _checked(tenant, key)
-        if len(label) > msg.MOST_LABEL_BYTES:
-            raise ProtocolError(f"{len(label)} bytes came as the label of an item")
-        content = content_of(data)
-        if checked[:1] == msg.CONTENT and checked[1:] != content:
-            # The file has changed since its digest was made, or somebody lies: either is that peer's own trouble.
-            with self._lock:
-                self._counts["wrong"] += 1
-            self._released(peer, checked)
-            return
-        name = checked[1:] if checked[:1] == msg.NAME else None
-        kept = self._store.add(data, content, name, label)
+    def _inserted(self, peer: _Peer, tenant: bytes, message: msg.InsertItem, data: memoryview) -> None:
+        insert = examined(tenant, message.key, data, message.label)
+        kept = self._store.add(data, insert.content, insert.name, message.label) if insert.right else None
         with self._lock:
-            waiting = self._claims.inserted(checked)
-            self._counts["inserted"] += 1
-            self._counts["inserted_bytes"] += data.nbytes
-            self._counts["refused"] += kept is None
-            copy = bytes(data) if waiting and kept is None else None
-            for asker in waiting:
-                assert isinstance(asker.peer, _Peer)
-                asker.peer.give(_Answer(asker.number, kept, copy))
+            self._give(self._exchange.inserted(insert, peer, data, kept, time.monotonic()))
 
     def _released(self, peer: _Peer, key: bytes) -> None:
         with self._lock:
-            heir = self._claims.release(key, peer, time.monotonic())
-            self._tell([] if heir is None else [heir])
+            self._give(self._exchange.released(key, peer, time.monotonic()))
 
     def _left(self, peer: _Peer) -> None:
         with self._lock:
-            self._tell(self._claims.leave(peer, time.monotonic()))
+            self._give(self._exchange.left(peer, time.monotonic()))
         peer.close()
 
-    def _tell(self, heirs: Sequence[Asker]) -> None:
-        """Tell those who are to fetch in another's place, with the lock held."""
-        self._counts["passed_on"] += len(heirs)
-        for asker in heirs:
-            assert isinstance(asker.peer, _Peer)
-            asker.peer.give(_Answer(asker.number))
-        if heirs:
-            self._changed.notify_all()
+    def _give(self, answers: Sequence[_Answer]) -> None:
+        """Have answers sent, with the lock held."""
+        for answer in answers:
+            assert isinstance(answer.peer, _Peer)
+            answer.peer.give(answer)
+        if any(answer.fetch for answer in answers):
+            self._changed.notify_all()  # a claim has begun
 
     def _pass_on_late(self) -> None:
         """Pass on claims whose time is over; on a thread of its own."""
         with self._lock:
             while not self._over:
-                due = self._claims.next_expiry
+                due = self._exchange.next_expiry
                 self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
-                self._tell(self._claims.expire(time.monotonic()))
+                self._give(self._exchange.expired(time.monotonic()))
 
 
 class _Peer:
@@ -213,7 +155,7 @@ class _Peer:
         """Have an answer sent; does not wait."""
         with self._lock:
             if answer.data is not None and self._held + len(answer.data) > _QUEUED_BYTES:
-                answer = _Answer(answer.number)
+                answer = ItemReply(self, answer.number)
             self._held += len(answer.data or b"")
             self.unsent += 1
         self._queue.put(answer)
@@ -261,16 +203,3 @@ class _Peer:
         if numbers:
             self._connection.send(msg.FoundItems(numbers, [len(data) for data in payload]), payload)
         return answer is None
-
-
-def _checked(tenant: bytes, key: bytes) -> bytes:
-    """Check a key, and put the tenant into it if it is a name.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    if len(key) != msg.KEY_BYTES or key[:1] not in {msg.NAME, msg.CONTENT}:
-        raise ProtocolError(f"{len(key)} bytes came as the key of an item")
-    if key[:1] == msg.CONTENT:
-        return key
-    return msg.NAME + hashlib.sha256(len(tenant).to_bytes(4, "big") + tenant + key[1:]).digest()

@@ -271,7 +271,7 @@ class ItemStore:
         writing = self._writing.pop(label, None)
         if writing is None:
             number = max((number for number, other in self._labels.items() if other == label), default=None)
-            if number is None or self._sizes[number] >= self._segment_bytes:
+            if number is None or not self._may_grow(number):
                 return None
             try:
                 writing = _Writing(number, private(self._path(number), os.O_RDWR | os.O_CLOEXEC))
@@ -281,6 +281,11 @@ class ItemStore:
         self._writing[label] = writing  # it comes last now
         self._close_others()
         return writing
+
+    def _may_grow(self, number: int) -> bool:
+        """Whether a segment that was left can be filled: it isn't full, and what came later has left room for that."""
+        counted = max(self._sizes[number], self._segment_bytes // _LEAST_COUNTED)
+        return counted < self._segment_bytes and self._taken() - counted + self._segment_bytes <= self._most
 
     def _close_others(self) -> None:
         while len(self._writing) > _LABELS_AT_ONCE:
@@ -410,11 +415,6 @@ class ItemStore:
 _DROP_NAMES = "delete from names where place in (select place from items where segment = ?)"
 _BY_CONTENT = "select segment, start, size, checksum from items where place = ?"
 _BY_NAME = "select segment, start, size, checksum from names join items using (place) where name = ?"
-
-
-def content_of(data: Buffer) -> bytes:
-    """Hash an item's bytes: SHA-256."""
-    return hashlib.sha256(data).digest()
 
 
 def _place_of(content: bytes) -> bytes:

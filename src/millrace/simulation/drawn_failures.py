@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
+from millrace.planning.plan import Plan, Task
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation.pipelines import Output, SimulatedPipeline, bare, barren
@@ -89,6 +90,7 @@ def failure_of(ref: msg.TaskRef, outputs: int) -> msg.Failure:
 def check_before(
     failure: msg.Failure,
     pipeline: SimulatedPipeline,
+    plan: Plan,
     spec: JobSpec,
     consumer: int,
     epoch: int,
@@ -100,6 +102,7 @@ def check_before(
     Args:
         failure: of :func:`failure_of`, in a task of the consumer.
         pipeline: of the job.
+        plan: of the epoch that the consumer reads.
         spec: of the job.
         consumer: its index.
         epoch: that it reads.
@@ -113,7 +116,7 @@ def check_before(
     absent: list[Output] = []
     before = range(first, task + 1, spec.num_consumers or 1) if number == epoch else range(0)
     for each in set(before) - dropped:
-        given = list(_given(pipeline, spec, each))
+        given = list(_given(pipeline, plan.task(each)))
         absent += [
             output for output in (given[:outputs] if each == task else given) if not {*map(bare, output)} <= came
         ]
@@ -121,8 +124,7 @@ def check_before(
         raise Violation(f"task {task} of epoch {epoch} of job {spec.name} failed, and before it {absent} did not come")
 
 
-def _given(pipeline: SimulatedPipeline, spec: JobSpec, number: int) -> Iterator[Output]:
+def _given(pipeline: SimulatedPipeline, task: Task) -> Iterator[Output]:
     """Return the outputs of a task; none of a tail, which depend on what others have left."""
-    task = pipeline.plan_for(spec).task(number)
     if not task.inputs:
         yield from pipeline.put_out(task, pipeline.born_in(task))[0]

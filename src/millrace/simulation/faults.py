@@ -31,7 +31,8 @@ PUT_BACK = 0.15
 def arrange(cluster: SimulatedCluster) -> None:
     """Faults happen from now on, until as many have as are drawn here."""
     cluster.faults_to_come = cluster.network.rng.randrange(3, 12)
-    cluster.network.after(cluster.network.rng.uniform(0.0, FIRST_S), _strike, cluster)
+    first = cluster.network.rng.uniform(0.0, FIRST_S)
+    cluster.network.after(cluster.sources.calm_s + first, _strike, cluster)
     put_back = random.Random(f"put back {cluster.seed}")
     if put_back.random() < PUT_BACK and not (cluster.members.drawn or cluster.windows.drawn):
         cluster.network.after(put_back.uniform(2.0, 30.0), _put_back, cluster, put_back.choice((1, 3, 10, 30, 100)))
@@ -50,6 +51,7 @@ def _strike(cluster: SimulatedCluster) -> None:
     kind = rng.choice(KINDS)
     if FAULTS[kind](cluster):
         cluster.network.note("FAULT", kind)
+        cluster.sources.disturbed()
         if kind not in {"disk full", "store full"}:
             fired(cluster, kind)
     if cluster.faults_to_come > 0:

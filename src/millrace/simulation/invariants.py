@@ -28,6 +28,7 @@ from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.round_window_invariants import RoundWindowInvariants
 from millrace.simulation.state_invariants import check_bounds, check_jobs, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
+from millrace.simulation.waiting_invariants import WaitingJobs
 from millrace.simulation.window_invariants import WindowInvariants
 
 if TYPE_CHECKING:
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from millrace.simulation.simulated_consumer import SimulatedConsumer
     from millrace.simulation.simulated_dispatcher import SimulatedDispatcher
     from millrace.simulation.simulated_worker import SimulatedWorker
-
-
-PATIENCE_S = 120.0
-"""A task that is too long for a turn is cut after half a minute, and then after twice as long."""
-TURN_S = 5.0
-"""Whose share is a hundredth of a worker has one turn of a hundred, each about so long."""
 
 
 BEFORE = "somebody before"
@@ -73,7 +68,7 @@ class Invariants:
         self._saved: dict[str, tuple[int, set[int]]] = {}
         self.rounds, self.words = RoundInvariants(), LastWords(cluster)
         self.caches = CacheInvariants(cluster)
-        self.pool = PoolInvariants(cluster)
+        self.pool, self._waiting = PoolInvariants(cluster), WaitingJobs()
         self.members, self.windows = MemberInvariants(cluster), WindowInvariants(cluster)
         self.round_windows = RoundWindowInvariants(cluster)
 
@@ -203,7 +198,8 @@ class Invariants:
         exact = exact and not spec.coordinated
         if exact and owner == consumer.consumer:
             came = history.yielded.keys() | history.void.keys()
-            check_before(failure, pipeline, spec, consumer.consumer, epoch, came, history.dropped)
+            plan = pipeline.plan_for(spec, history.chunks)
+            check_before(failure, pipeline, plan, spec, consumer.consumer, epoch, came, history.dropped)
 
     def too_late(self, consumer: SimulatedConsumer) -> None:
         """Check that the job of a consumer which is refused for that is over."""
@@ -316,7 +312,8 @@ class Invariants:
     def _complete(self, job: JobHistory, number: int) -> None:
         """All that an epoch should have given was given."""
         history = job.epochs.get(number)
-        plan = self._cluster.pipelines[job.spec.structure].plan_for(job.spec)
+        chunks = 0 if history is None else history.chunks
+        plan = self._cluster.pipelines[job.spec.structure].plan_for(job.spec, chunks)
         if history is None or history.closed or not history.begun or job.broken or job.spec.sharding == "off":
             return
         if self._cluster.older_journal.refused:
@@ -388,6 +385,7 @@ class Invariants:
         """Check a state that has just been brought up to date."""
         state = dispatcher.state
         self.caches.decided(dispatcher, events)
+        self._cluster.sources.invariants.decided(dispatcher, events)
         self.pool.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
@@ -421,10 +419,11 @@ class Invariants:
         if isinstance(item, inp.Tick):
             check_leases(state)
             self.caches.ticked(dispatcher)
+            self._cluster.sources.invariants.ticked(dispatcher)
             self.pool.ticked(dispatcher)
             check_bounds(state, dispatcher)
             self.windows.ticked(state)
-            self._check_waiting(dispatcher)
+            self._waiting.check(dispatcher.observed.division, self._cluster.network.now)
             for worker in self._cluster.workers.values():
                 self._check_held(dispatcher, worker)
 
@@ -436,16 +435,6 @@ class Invariants:
         self._given_up.discard(event.client)
         if before != event.client:
             self._given_up.add(before)  # another process has its place
-
-    def _check_waiting(self, dispatcher: SimulatedDispatcher) -> None:
-        """No job waits for ever for a worker."""
-        division, now = dispatcher.observed.division, self._cluster.network.now
-        if division is None:
-            return
-        for name, since in division.waiting.items():
-            patience_s = PATIENCE_S + TURN_S / max(division.shares[name].value, 1e-3)
-            if now - since > patience_s:
-                raise Violation(f"job {name} has waited for a worker for more than {patience_s:.0f} s")
 
     def _broke(self, dispatcher: SimulatedDispatcher, name: str) -> bool:
         """Return whether the job has failed, durably or not: its places are kept for less long."""

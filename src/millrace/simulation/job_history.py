@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft, EpochBegan
-from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.epoch_events import EpochClosed, EpochOpened
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobBroke, JobKept, ShareUnread
 from millrace.control.journal.task_events import PoisonFound, TailDealt, TaskDone, TaskLeased, TaskMoved, TaskSpared
@@ -33,6 +33,7 @@ class EpochHistory:
         at: by client, the task that it read last; ``steps``: how many outputs it read up to the end.
         reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
         told: clients that were.
+        chunks: that it is read in, as the journal says; 0: as a whole.
     """
 
     yielded: dict[int, str] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class EpochHistory:
     at: dict[str, int] = field(default_factory=dict)
     reused: int | None = None
     told: set[str] = field(default_factory=set)
+    chunks: int = 0
 
 
 @dataclass
@@ -95,6 +97,8 @@ class JobHistory:
                 self.epoch(epoch).dropped.add(task)
             case ShareUnread(share=share):
                 self.epoch(share.epoch).said.add(share.consumer)
+            case EpochOpened(epoch=epoch, chunks=chunks):
+                self.epoch(epoch).chunks = chunks
             case EpochClosed(epoch=epoch):
                 self.epoch(epoch).closed = True
             case PoisonFound(poison=poison) if poison.place[0] >= 0:
@@ -129,4 +133,4 @@ class JobHistory:
         for history in self.epochs.values():
             for tasks in (history.dealt, history.dropped, history.said):
                 tasks.clear()
-            history.closed = False
+            history.closed, history.chunks = False, 0

@@ -15,6 +15,7 @@ from millrace.simulation.dispatcher_mutants import DISPATCHER_MUTANTS
 from millrace.simulation.member_mutants import MEMBER_MUTANTS
 from millrace.simulation.planting import Mutant
 from millrace.simulation.quota_mutants import QUOTA_MUTANTS
+from millrace.simulation.source_cache_mutants import SOURCE_CACHE_MUTANTS
 from millrace.simulation.worker_mutants import WORKER_MUTANTS
 
 MUTANTS: dict[str, Mutant] = {
@@ -23,6 +24,7 @@ MUTANTS: dict[str, Mutant] = {
     **CONSUMER_MUTANTS,
     **WORKER_MUTANTS,
     **QUOTA_MUTANTS,
+    **SOURCE_CACHE_MUTANTS,
 }
 
 

@@ -8,18 +8,24 @@ told from all others, and what any run of a task must put out is known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+
+import numpy as np
 
 from millrace.graph import nodes as g
 from millrace.graph.rounds import in_rounds
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint, is_random
+from millrace.planning.checkpoint import prints
+from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.split_table import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
 from millrace.planning.units import Cardinality, UnitMap
 from millrace.protocol.job_spec import JobSpec
+from millrace.simulation.stored_files import COPIED, HASHED, NAMED, StoredFiles
+from millrace.worker.chunk_labels import chunk_labels
 
 Output = tuple[int, ...]
 """One output of a task: the elements that went into it."""
@@ -32,6 +38,8 @@ _FUNCTION = g.Opaque(None, "modelled")
 _RANDOM = g.Opaque(None, "modelled", takes_rng=True)
 _VALUES = 1 << 32
 """More than there are elements of a pipeline."""
+_MOST_ORDERS = 64
+"""Epochs of a pipeline of which it is remembered in which order they read files."""
 
 
 def with_values(element: int, epoch: int) -> int:
@@ -69,6 +77,7 @@ class SimulatedPipeline:
         tables: what listing its sources gives, by node.
         tasks: number of tasks wanted.
         fruitful: units of each pass that give an element; None: that looks random.
+        files: the data set whose files it reads; None: what it reads no cache server has.
     """
 
     name: str
@@ -76,6 +85,7 @@ class SimulatedPipeline:
     tables: dict[int, SplitTable]
     tasks: int
     fruitful: frozenset[int] | None = None
+    files: StoredFiles | None = None
 
     @cached_property
     def structure(self) -> bytes:
@@ -87,9 +97,41 @@ class SimulatedPipeline:
         """Plan as the dispatcher and each worker make it."""
         return plan_of(self._units, self.tasks)
 
-    def plan_for(self, spec: JobSpec) -> Plan:
-        """Return the plan of a job: another one if its consumers are to get equally many elements."""
+    def plan_for(self, spec: JobSpec, chunks: int = 0) -> Plan:
+        """Return the plan of a job: another one if its consumers are to get equally many elements, or for chunks."""
+        if chunks:
+            return self._chunked(chunks)
         return self.plan if spec.ranks is None else plan_of(self._units, self.tasks, spec.ranks)
+
+    def _chunked(self, chunks: int) -> Plan:
+        if chunks not in self._plans:
+            self._plans[chunks] = plan_of(self._units, self.tasks, chunks=chunks)
+        return self._plans[chunks]
+
+    @cached_property
+    def _plans(self) -> dict[int, Plan]:
+        return {}
+
+    def labels(self, chunks: int) -> Callable[[int], bytes]:
+        """Make the function that finds the label of a file by its number, as workers have it."""
+        if chunks not in self._labels:
+            self._labels[chunks] = chunk_labels(self.prints[0], self.tables[0].count, chunks)
+        return self._labels[chunks]
+
+    @cached_property
+    def _labels(self) -> dict[int, Callable[[int], bytes]]:
+        return {}
+
+    @property
+    def at_edges(self) -> bool:
+        """Whether units at the edges of chunks have files of two of them."""
+        root = self.graph.root
+        return isinstance(root, g.Batch) and not self._units.of(self.graph.id_of(root)).collecting
+
+    @cached_property
+    def prints(self) -> list[str]:
+        """Identity of the data of each source."""
+        return prints(self.graph, self.tables)
 
     @cached_property
     def packed_tables(self) -> tuple[str, bytes]:
@@ -150,6 +192,46 @@ class SimulatedPipeline:
         if task.is_sequence or task.inputs:
             return []
         return [unit for piece in task.pieces for unit in range(piece.start + piece.first, piece.start + piece.last)]
+
+    def items_of(self, task: Task, seed: int, epoch: int, chunks: int) -> list[int]:
+        """Return the numbers of the stored files that a task reads.
+
+        Args:
+            task: of the plan of the epoch.
+            seed: the job's.
+            epoch: its number.
+            chunks: that it is read in; 0: as a whole.
+        """
+        units = self.units_of(task)
+        key = seed, epoch, chunks
+        if key not in self._items:
+            if len(self._items) >= _MOST_ORDERS:
+                self._items.clear()
+            self._items[key] = self._items_by_unit(EpochOrders(self._units, seed, epoch, chunks))
+        return [item for unit in units for item in self._items[key][unit]]
+
+    @cached_property
+    def _items(self) -> dict[tuple[int, int, int], list[list[int]]]:
+        return {}
+
+    def _items_by_unit(self, orders: EpochOrders) -> list[list[int]]:
+        """Find the files behind each unit of the root."""
+        node, count = self.graph.root, self._units.of(self.graph.id_of(self.graph.root)).count
+        at, owner = np.arange(count), np.arange(count)
+        while node.inputs:
+            number, below = self.graph.id_of(node), self._units.of(self.graph.id_of(node.inputs[0]))
+            if node is self.graph.root and self.at_edges:
+                assert isinstance(node, g.Batch)
+                at = (at[:, None] * node.batch_size + np.arange(node.batch_size)).ravel()
+                owner = np.repeat(owner, node.batch_size)[at < below.count]
+                at = at[at < below.count]
+            else:
+                ((*_, at, _),) = orders.inputs(number, at, 0)
+            node = node.inputs[0]
+        found: list[list[int]] = [[] for _ in range(count)]
+        for unit, item in zip(owner.tolist(), at.tolist(), strict=True):
+            found[unit].append(item)
+        return found
 
     def put_out(self, task: Task, elements: Sequence[int]) -> tuple[list[Output], list[int]]:
         """Return (outputs, what is left to the parent) of a run.
@@ -298,3 +380,26 @@ def uneven() -> SimulatedPipeline:
     some = g.Filter(inputs=(g.Range(start=0, stop=320),), fn=_FUNCTION)
     units = frozenset(unit for unit in range(320) if unit % 16 < (15 if unit // 16 % 2 == 0 else 1))
     return SimulatedPipeline("uneven tasks", g.Graph(g.Batch(inputs=(some,), batch_size=2)), _range(320), 20, units)
+
+
+def stored() -> tuple[SimulatedPipeline, ...]:
+    """Over files of a bucket: shuffled, so that they can be read in chunks, or not; with tails, and in batches.
+
+    They are made anew each time, as they remember their plans and labels, in which there may be a planted bug.
+    """
+    photos = g.FromFiles(patterns=("s3://photos/*.jpg",))
+    shuffled = g.Shuffle(inputs=(photos,), buffer_size=24)
+    some = g.Filter(inputs=(shuffled,), fn=_FUNCTION)
+    graphs: list[tuple[str, g.Node, StoredFiles]] = [
+        ("shuffled photos", shuffled, NAMED),
+        ("some of the photos", some, NAMED),
+        ("batches of some of the photos", g.Batch(inputs=(some,), batch_size=3), NAMED),
+        ("batches of photos", g.Batch(inputs=(shuffled,), batch_size=2), NAMED),
+        ("photos in their order", g.Map(inputs=(photos,), fn=_FUNCTION), NAMED),
+    ]
+    for files in (HASHED, COPIED):
+        source = g.FromFiles(patterns=(f"s3://{files.name}/*.jpg",), digest=f"s3://{files.name}/digest")
+        graphs.append((f"shuffled files, {files.name}", g.Shuffle(inputs=(source,), buffer_size=24), files))
+    return tuple(
+        SimulatedPipeline(name, g.Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
+    )

@@ -25,6 +25,7 @@ class CampaignReport(msgspec.Struct):
         schedules: how many were played, in ``seconds`` of this machine's time and ``virtual_s`` of theirs.
         events: that were journalled; ``fewest_events`` in one schedule.
         faults: that fired, by kind; ``fewest_faults`` in one schedule.
+        items: stored items that were read, in schedules with cache servers, by how they came.
         kinds: how often each kind of event was decided.
         elements: that users got.
         violations: by seed, what was wrong.
@@ -37,6 +38,7 @@ class CampaignReport(msgspec.Struct):
     fewest_events: int = 0
     faults: dict[str, int] = {}
     fewest_faults: int = 0
+    items: dict[str, int] = {}
     kinds: dict[str, int] = {}
     elements: int = 0
     violations: dict[int, str] = {}
@@ -68,6 +70,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[C
     report, first = CampaignReport(), None
     faults: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
+    items: Counter[str] = Counter()
     fewest: list[tuple[int, int]] = []
     with planted(plant), _rare_collection():
         for seed in seeds:
@@ -78,6 +81,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[C
             report.elements += outcome.elements
             faults += outcome.faults
             kinds += outcome.kinds
+            items += outcome.items
             if outcome.violation:
                 first = first or outcome
                 report.violations[seed] = outcome.violation
@@ -87,6 +91,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[C
                 fewest.append((outcome.events, outcome.faults.total()))
     report.seconds = time.monotonic() - began
     report.faults, report.kinds = dict(sorted(faults.items())), dict(sorted(kinds.items()))
+    report.items = dict(sorted(items.items()))
     if fewest:
         report.fewest_events = min(events for events, _ in fewest)
         report.fewest_faults = min(count for _, count in fewest)
@@ -118,6 +123,13 @@ def show(report: CampaignReport, first: ScheduleOutcome | None) -> None:
         f"of virtual time and {report.seconds:.0f} s of this machine's.",
         highlight=False,
     )
+    if report.items:
+        found, fetched = report.items.get("found", 0), report.items.get("fetched", 0)
+        console.print(
+            f"Of stored items, {found:,} were found in cache servers and {fetched:,} fetched from the store; "
+            f"{report.items.get('tasks in chunks', 0):,} runs were of epochs in chunks.",
+            highlight=False,
+        )
     if first is None:
         console.print("Nothing was violated.")
         return

@@ -17,6 +17,7 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
+from millrace.simulation.cache_server_fleet import CacheServerFleet
 from millrace.simulation.disk import Disk
 from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
 from millrace.simulation.drawn_quotas import drawn_quotas
@@ -87,7 +88,7 @@ class SimulatedCluster:
     Attributes:
         workers: by address, of all lives.
         pipelines: by the structure that a job's spec has.
-        tenants: by job.
+        tenants: by job; ``structures``: of pipelines.
         failing: which tasks fail, and which pipelines give nothing.
     """
 
@@ -107,10 +108,11 @@ class SimulatedCluster:
         self.rounds = DrawnRounds(seed)
         self.store: Store = Store()
         self.older_journal = OlderJournal(self)
+        self.sources = CacheServerFleet(self, seed)
         self.invariants = Invariants(self)
         self.disk: Disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
-        self.pipelines = {each.structure: each for each in (*catalogue(), *barren(), uneven())}
+        self.pipelines = {each.structure: each for each in (*catalogue(), *barren(), *self.sources.pipelines, uneven())}
         self.workers: dict[str, SimulatedWorker] = {}
         self.consumers: list[SimulatedConsumer] = []
         self.ranks: dict[tuple[str, int], SimulatedConsumer] = {}
@@ -119,6 +121,7 @@ class SimulatedCluster:
         self.faults_to_come = 0
         self.failing = DrawnFailures(seed)
         self.tenants: dict[str, str] = {}
+        self.structures: dict[str, bytes] = {}
         self._deadly: dict[str, int] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._sizes = random.Random(f"sizes {seed}")
@@ -142,8 +145,9 @@ class SimulatedCluster:
         self.least = rng.randrange(1, 4)
         for _ in range(self.least + rng.randrange(3) if self.pool is None else 0):
             self.add_worker()
-        for _ in range(rng.choice(JOBS)):
+        for _ in range(rng.choice(JOBS) + self.sources.more_jobs):
             self._add_job()
+        self.sources.begin()
         self.members = MemberArrivals(self, seed)
         self.windows = WindowArrivals(self, seed)
         faults.arrange(self)
@@ -295,6 +299,7 @@ class SimulatedCluster:
             tenant=rng.choice(("default", "default", "small")),
             **mode,
         )
+        spec, pipeline = self.sources.draw(spec, pipeline)
         exact = spec.visitation == "exactly_once" and spec.num_consumers is not None
         equal = self._equal.random() < EQUAL and exact
         if exact and self.failing.uneven(count):
@@ -309,7 +314,7 @@ class SimulatedCluster:
         if self._where is not None:
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))
             self._homes[name] = self._where.randrange(1, 3)
-        self.tenants[name] = spec.tenant
+        self.tenants[name], self.structures[name] = spec.tenant, spec.structure
         if self.failing.fails(spec) and pipeline.plan.length:
             self.failing.draw(name, pipeline.plan.length)
         born = pipeline.born_in(pipeline.plan.task(0)) if pipeline.plan.length else []
@@ -476,12 +481,10 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> ScheduleOutcom
         outcome.violation = f"{bug}{error}"
         outcome.trace = [_line(*each) for each in last]
     if cluster is not None:
-        outcome.events, outcome.elements, outcome.kinds = (
-            cluster.invariants.events,
-            cluster.invariants.elements,
-            cluster.invariants.kinds,
-        )
+        seen = cluster.invariants
+        outcome.events, outcome.elements, outcome.kinds = seen.events, seen.elements, seen.kinds
         outcome.faults, outcome.seconds = cluster.fired, cluster.network.now
+        outcome.items = cluster.sources.invariants.items
     return outcome
 
 

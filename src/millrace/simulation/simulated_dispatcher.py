@@ -17,6 +17,7 @@ from millrace.control.state.state import State
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
+from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.share_invariants import SharesTold
 from millrace.simulation.state_invariants import check_refusals
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 HOST = "the dispatcher's host"
 NAME = "dispatcher"
 ADDRESS = "dispatcher:1"
+_NAMES: dict[type, str] = {msg.WorkerHello: "worker", msg.JoinJob: "client", CacheServerHello: "server"}
+_LOST: dict[type, Callable[[str], inp.Input]] = {
+    msg.WorkerHello: inp.WorkerSessionLost,
+    msg.JoinJob: inp.ClientSessionLost,
+    CacheServerHello: inp.CacheServerSessionLost,
+}
 
 
 class Decided(NamedTuple):
@@ -93,6 +100,11 @@ class SimulatedDispatcher(Process):
         """Return whether something that was decided about a client is not on its way yet."""
         about = (act.SendToClient, act.CloseClient)
         return any(isinstance(each, about) and each.client == client for each in self._pending()) or self._ending()
+
+    def owes_cache_server(self, server: str) -> bool:
+        """Return whether something that was decided about a cache server is not on its way yet."""
+        about = (act.SendToCacheServer, act.CloseCacheServer)
+        return any(isinstance(each, about) and each.server == server for each in self._pending()) or self._ending()
 
     def _ending(self) -> bool:
         return any(isinstance(each, act.EndService) for each in self._pending())
@@ -177,6 +189,8 @@ class SimulatedDispatcher(Process):
                 return self._sessions.get((msg.WorkerHello, name))
             case act.SendToClient(client=name) | act.CloseClient(client=name):
                 return self._sessions.get((msg.JoinJob, name))
+            case act.SendToCacheServer(server=name) | act.CloseCacheServer(server=name):
+                return self._sessions.get((CacheServerHello, name))
             case _:
                 return None
 
@@ -186,7 +200,14 @@ class SimulatedDispatcher(Process):
                 if isinstance(message, msg.OpenJob) and message.tables and message.tables not in self.disk.blobs:
                     raise Violation(f"worker is sent to split tables that are not there: {message}")
                 session.send(self, message)
-            case act.CloseWorker(failure=failure) | act.CloseClient(failure=failure) if session is not None:
+            case act.SendToCacheServer(message=message) if session is not None:
+                self._cluster.sources.sends(session, message)
+                session.send(self, message)
+            case (
+                act.CloseWorker(failure=failure)
+                | act.CloseClient(failure=failure)
+                | act.CloseCacheServer(failure=failure)
+            ) if session is not None:
                 if failure is not None:
                     session.send(self, failure)
                 session.close(self)
@@ -253,7 +274,7 @@ class SimulatedDispatcher(Process):
                 connection.send(self, msg.Failure("UnwritableError", "the journal cannot be written"))
                 connection.close(self)
                 return
-            key = (type(message), message.worker if isinstance(message, msg.WorkerHello) else message.client)
+            key = (type(message), getattr(message, _NAMES[type(message)]))
             before = self._sessions.get(key)
             if before is not None:
                 before.close(self)
@@ -261,6 +282,9 @@ class SimulatedDispatcher(Process):
             self._sessions[key] = connection
             self._names[connection] = key
         kind, name = self._names[connection]
+        if kind is CacheServerHello:
+            self._feed(inp.CacheServerSaid(name, message))
+            return
         if isinstance(message, msg.SourcesListed) and message.digest not in self.disk.blobs:
             connection.send(self, msg.ListSources(message.job))  # the dispatcher that was given the tables is no more
         elif kind is msg.WorkerHello:
@@ -283,6 +307,4 @@ class SimulatedDispatcher(Process):
         key = self._names.pop(connection, None)
         if key is not None and self._sessions.get(key) is connection:
             del self._sessions[key]
-            lost: Callable[[str], inp.Input]
-            lost = inp.WorkerSessionLost if key[0] is msg.WorkerHello else inp.ClientSessionLost
-            self._feed(lost(key[1]))
+            self._feed(_LOST[key[0]](key[1]))

@@ -15,6 +15,7 @@ from millrace.engine.user_code.crash_probe import BEGINNING, between
 from millrace.planning.plan import Task
 from millrace.protocol import messages as msg
 from millrace.simulation.drawn_failures import FailedError, OversizedError, failure_of
+from millrace.simulation.item_reads import ItemsRead
 from millrace.simulation.pipelines import Output, SimulatedPipeline, bare, unit_of, with_values
 from millrace.simulation.simulated_cache import SimulatedCacheUse
 from millrace.worker.core import worker_actions as act
@@ -39,8 +40,8 @@ class Fetch:
     over: bool = False
 
 
-Waits = float | inp.Want | Fetch
-"""Seconds that pass, a question to the core, or one to other workers."""
+Waits = float | inp.Want | Fetch | ItemsRead
+"""Seconds that pass, a question to the core, one to other workers, or stored files that are read."""
 Steps = Generator[Waits, act.Verdict | None, T]
 
 
@@ -105,11 +106,12 @@ class SimulatedRun:
         task = (
             Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
             if lease.parts
-            else pipeline.plan_for(self._job.spec).task(ref.task if lease.run < 0 else lease.run)
+            else pipeline.plan_for(self._job.spec, lease.chunks).task(ref.task if lease.run < 0 else lease.run)
         )
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         left = (yield from self._gather()) if lease.holders else []
+        yield from self._read_files(pipeline, task)
         units, elements = yield from self._read(pipeline, task)
         outputs, leaves = pipeline.put_out(task, left if task.inputs else elements)
         count_of_units = len(pipeline.units_of(task))
@@ -150,6 +152,20 @@ class SimulatedRun:
             leftovers=list(leaves) if task.parent >= 0 and leaves else None,
             left_out=left_out,
         )
+
+    def _read_files(self, pipeline: SimulatedPipeline, task: Task) -> Steps[None]:
+        """Read the stored files of the task, by way of cache servers."""
+        if pipeline.files is None:
+            return
+        lease, job = self._lease, self._job
+        items = pipeline.items_of(task, job.seed, lease.ref.epoch, lease.chunks)
+        entries = [pipeline.files.entries[item] for item in items]
+        label = pipeline.labels(lease.chunks)
+        self._worker.cluster.sources.invariants.reads(pipeline, self._job.spec, lease, task, items, label)
+        read = self._worker.item_reads.read(self.lane, lease.ref.job, entries, label)
+        if not read.over:
+            yield read
+        yield from self._ask(inp.Step())
 
     def _read(self, pipeline: SimulatedPipeline, task: Task) -> Steps[tuple[list[int], list[int]]]:
         """(units that are still to be made, elements of the task) once what is kept was read."""

@@ -12,8 +12,10 @@ from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
+from millrace.protocol.cache_server_messages import CacheServersKnown
 from millrace.protocol.reports import NodeMeasure
 from millrace.simulation.drawn_rounds import LEAST_BUFFER
+from millrace.simulation.item_reads import ItemReads, ItemsRead
 from millrace.simulation.pipelines import SimulatedPipeline
 from millrace.simulation.simulated_cache import KnownBlocks, SimulatedCacheUse
 from millrace.simulation.simulated_run import Fetch, SimulatedRun, Steps
@@ -54,6 +56,7 @@ class SimulatedWorker(Process):
         self.core = WorkerCore(self.buffer, network.now)
         self.session: Connection | None = None
         self.known_blocks = KnownBlocks(cluster.store)
+        self.item_reads = ItemReads(self)
         self._measures: dict[str, tuple[int, int, float]] = {}
         self._heartbeat_s = 5.0
         self._pauses = delays_of(network)
@@ -61,6 +64,7 @@ class SimulatedWorker(Process):
         self._handling = False
         self._runs: dict[int, tuple[SimulatedRun, Steps[inp.RunEnded]]] = {}
         self._asking: set[int] = set()
+        self._closing: list[act.ClosePipeline] = []
         self._codes: dict[Hashable, Callable[[], None]] = {}
         self._peers: dict[Connection, str] = {}
         self._let: dict[Connection, int] = {}
@@ -76,6 +80,7 @@ class SimulatedWorker(Process):
             act.SendLeftovers: self._send_leftovers,
             act.HangUp: self._hang_up,
             act.PrepareJob: self._prepare,
+            act.ClosePipeline: self._close_pipeline,
             act.EndProcess: lambda _: self.end(),
         }
         self.after(network.delay(), self._connect)
@@ -94,7 +99,7 @@ class SimulatedWorker(Process):
             self.core.validate()
             for action in actions:
                 does = self._does.get(type(action))
-                if does is not None:  # there are no pipelines to open, nor memory to give back
+                if does is not None:  # there is no memory to give back
                     does(action)
         self._handling = False
 
@@ -143,13 +148,31 @@ class SimulatedWorker(Process):
             waits = steps.send(verdict)
         except StopIteration as end:
             del self._runs[lane]
+            self._close_pipelines()
             self.feed(end.value)
             return
         if isinstance(waits, float):
             self.after(waits, self._advance, lane, None)
-        elif not isinstance(waits, Fetch):  # else it goes on once that is answered
+        elif not isinstance(waits, Fetch | ItemsRead):  # else it goes on once that is answered
             self._asking.add(lane)
             self.feed(inp.RunAsks(lane, waits))
+
+    def _close_pipeline(self, action: act.ClosePipeline) -> None:
+        self._closing.append(action)
+        self._close_pipelines()
+
+    def _close_pipelines(self) -> None:
+        """Close pipelines of jobs that are over, as far as their runs have stopped."""
+        self._closing, closing = [], self._closing
+        for action in closing:
+            if any(lane in self._runs for lane in action.lanes):
+                self._closing.append(action)
+            elif action.job not in self.core.jobs:  # else it is another one of that name
+                self.item_reads.close_job(action.job)
+
+    def go_on(self, lane: int) -> None:
+        """Go on with a run that has what it waited for."""
+        self._advance(lane, None)
 
     def usings(self) -> list[SimulatedCacheUse]:
         """Return what runs use of caches."""
@@ -163,7 +186,8 @@ class SimulatedWorker(Process):
             self.after(next(self._pauses), self._connect)
             return
         self.session = Connection(self.network, self, dispatcher, "session")
-        hello = msg.WorkerHello(*(self.name, self.address, self.host, 1, 1), only=self.only, buffer_bytes=self.buffer)
+        who = self.name, self.address, self.host, 1, 1
+        hello = msg.WorkerHello(*who, only=self.only, buffer_bytes=self.buffer, asks_caches=True)
         self.feed(inp.SessionOpened(hello))
 
     def heard(self, connection: Connection, message: Any) -> None:
@@ -172,6 +196,8 @@ class SimulatedWorker(Process):
             self._told(message)
         elif connection in self._fetches:
             self._answered(connection, *message)
+        elif isinstance(message, tuple) and self.item_reads.heard(connection, *message):
+            pass
         else:
             if connection not in self._peers:
                 self._peers[connection] = getattr(message, "job", "")
@@ -187,7 +213,7 @@ class SimulatedWorker(Process):
             self.feed(inp.SessionClosed())
         elif connection in self._fetches:
             self._give_up(self._fetches.pop(connection))
-        else:
+        elif not self.item_reads.broken(connection):
             self._lost(connection)
 
     def _lost(self, peer: Connection) -> None:
@@ -199,6 +225,8 @@ class SimulatedWorker(Process):
         match message:
             case BlocksKnown():
                 self.known_blocks.known(message)
+            case CacheServersKnown(addresses=addresses, past=past):
+                self.item_reads.use(addresses, past)
             case MeasureStore(path=path):
                 measured = StoreMeasured(path, StoreCost(READS, READS, WRITES, 1e-10, 2))
                 self.after(self.network.rng.uniform(0.1, 2.0), self.feed, inp.Say(measured))
@@ -246,7 +274,7 @@ class SimulatedWorker(Process):
         dispatcher.disk.blobs[digest] = data  # by a call of its own, before it is said
         points, generation = pipeline.points(job.seed), job.generation
         listed = msg.SourcesListed(
-            name, summaries(pipeline.tables), points=points, digest=digest, generation=generation
+            name, summaries(pipeline.tables), pipeline.prints, points, digest=digest, generation=generation
         )
         self.after(self.network.delay(), self.feed, inp.Say(listed))
 
@@ -335,6 +363,11 @@ class SimulatedWorker(Process):
         self.cluster.fired["worker ended by an element"] += 1
         self.die()
         self.cluster.worker_over(self)
+
+    def die(self, *, silently: bool = False) -> None:
+        """End the process at once, with what it was fetching."""
+        self.cluster.sources.disturbed()
+        super().die(silently=silently)
 
     def end(self) -> None:
         """End the process."""

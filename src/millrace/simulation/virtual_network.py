@@ -175,6 +175,11 @@ class Connection:
         self.under_way[side] += 1
         self.network.at(self._arrival(side), self._deliver, side, message)
 
+    def hold_up(self, sender: Process, seconds: float) -> None:
+        """Have what an end says from now on come so much later, in its order."""
+        side = self.ends.index(sender)
+        self._due[side] = max(self._due[side], self.network.now + seconds)
+
     def close(self, end: Process) -> None:
         """Close the connection at one end; the other one hears all that was said before."""
         side = self.ends.index(end)

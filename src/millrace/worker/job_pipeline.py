@@ -14,12 +14,11 @@ from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import MillraceError, PipelineError, ProtocolError
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
-from millrace.planning.chunks import ChunkMembers
 from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
-from millrace.protocol.source_cache_messages import chunk_label, name_of_data
 from millrace.wire.control.blob_transfer import digest_of
+from millrace.worker.chunk_labels import chunk_labels
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program
@@ -191,7 +190,7 @@ class JobPipeline:
             if len(tables) == 1:
                 if chunks not in self._labels:
                     (table,) = tables.values()
-                    self._labels[chunks] = _labels(name_of_data(prints(graph, tables)[0]), table, chunks)
+                    self._labels[chunks] = chunk_labels(prints(graph, tables)[0], table.count, chunks)
                 self.sources.label = self._labels[chunks]
             self._chunks = chunks
 
@@ -224,14 +223,6 @@ class JobPipeline:
             values = open_shipped(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
-
-
-def _labels(data: bytes, table: SplitTable, chunks: int) -> Callable[[int], bytes]:
-    """Make the function that labels items of a data set by their numbers."""
-    if not chunks:
-        return lambda _: data
-    members = ChunkMembers(table.count, chunks)
-    return lambda item: data if item < 0 else chunk_label(data, chunks, int(members.chunk_of(np.array([item]))[0]))
 
 
 def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:

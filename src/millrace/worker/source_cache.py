@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -30,21 +29,19 @@ from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.wire.data.data_keys import Credential
 from millrace.wire.tls_files import TlsFiles, beyond_loopback
+from millrace.worker.item_questions import ItemAnswer, ItemQuestions, NextStep, next_step
 
 _CONNECT_S = 10.0
-_PING_S = 1.0
-_SILENT_S = 4.0
+PING_S = 1.0
+"""Seconds after which a server that owes an answer is asked whether it lives."""
+SILENT_S = 4.0
 """Seconds after which a server that owes an answer, and says nothing at all, is taken to hang."""
-_WAIT_S = 90.0
+WAIT_S = 90.0
 """Seconds for which others may fetch what is waited for: three of them in turn."""
 _TOGETHER = 256
 """Questions and inserts that are sent without looking for more."""
 _UNSENT_BYTES = 64 << 20
 """Bytes of inserts that wait to be sent to a server, at most; who has more to insert waits."""
-
-_FETCH: Final = "fetch"
-_Answer = bytes | Literal["fetch"] | None
-"""The item; or that it is to be fetched; None: the server can't be asked."""
 
 _logger = logging.getLogger(__name__)
 
@@ -157,10 +154,12 @@ class SourceCache:
     def _obtain(self, key: bytes, entry: Entry, fetch: Callable[[], bytes]) -> bytes:
         with self._lock:
             link = self._order[self._owners[rendezvous.slot_of(key)]] if self._order else None
-        found = None if link is None else link.ask(key)
-        if isinstance(found, bytes) and len(found) == entry.bytes:
-            return found
-        if link is None or found != _FETCH:
+        answer = None if link is None else link.ask(key)
+        step = next_step(answer, entry.bytes)
+        if step is NextStep.USE:
+            assert isinstance(answer, bytes)
+            return answer
+        if link is None or step is NextStep.FETCH:
             return fetch()
         try:
             data = fetch()
@@ -190,7 +189,7 @@ class _Link:
         self._not_before = 0.0
         self._failed = self._told = self._closed = False
 
-    def ask(self, key: bytes) -> _Answer:
+    def ask(self, key: bytes) -> ItemAnswer:
         """Ask for a key, and wait for the answer."""
         session = self._opened()
         if session is None:
@@ -273,9 +272,7 @@ class _Session:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._unsent = 0
-        self._asked: dict[int, Future[_Answer]] = {}
-        self._number = 0
-        self._heard = time.monotonic()
+        self._questions = ItemQuestions[Future[ItemAnswer]](SILENT_S)
         self._queue: queue.SimpleQueue[tuple[int | msg.CacheRequest, bytes] | None] = queue.SimpleQueue()
         self.live = True
         self._threads = [
@@ -289,22 +286,18 @@ class _Session:
             self.close()
             raise
 
-    def ask(self, key: bytes) -> _Answer:
-        future: Future[_Answer] = Future()
+    def ask(self, key: bytes) -> ItemAnswer:
+        future: Future[ItemAnswer] = Future()
         with self._lock:
             if not self.live:
                 return None
-            self._number += 1
-            number = self._number
-            if not self._asked:
-                self._heard = time.monotonic()
-            self._asked[number] = future
+            number = self._questions.ask(future, time.monotonic())
         self._queue.put((number, key))
         try:
-            return future.result(_WAIT_S)
+            return future.result(WAIT_S)
         except TimeoutError:
             with self._lock:
-                self._asked.pop(number, None)
+                self._questions.forget(number)
             return None
 
     def say(self, message: msg.CacheRequest) -> None:
@@ -324,7 +317,7 @@ class _Session:
         self._connection.close()
         with self._lock:
             self.live = False
-            waiting, self._asked = list(self._asked.values()), {}
+            waiting = self._questions.end()
             self._room.notify_all()
         self._queue.put(None)
         for future in waiting:
@@ -345,9 +338,9 @@ class _Session:
     def _take(self) -> list[tuple[int | msg.CacheRequest, bytes]] | None:
         """Wait for what is to be sent; nothing, after a while in which an answer is owed; None: the end."""
         with self._lock:
-            owed = bool(self._asked)
+            owed = self._questions.owed
         try:
-            items = [self._queue.get(timeout=_PING_S if owed else None)]
+            items = [self._queue.get(timeout=PING_S if owed else None)]
         except queue.Empty:
             self._check_silence()
             return []
@@ -369,9 +362,9 @@ class _Session:
             ProtocolError: it does.
         """
         with self._lock:
-            silent = bool(self._asked) and time.monotonic() - self._heard > _SILENT_S
+            silent = self._questions.is_silent(time.monotonic())
         if silent:
-            raise ProtocolError(f"{self._connection.peer} has said nothing for {_SILENT_S:g} s")
+            raise ProtocolError(f"{self._connection.peer} has said nothing for {SILENT_S:g} s")
 
     def _receive_all(self) -> None:
         try:
@@ -382,20 +375,8 @@ class _Session:
             self._lost(error)
 
     def _take_in(self, header: msg.CacheAnswer, payload: memoryview) -> None:
-        found: list[tuple[Future[_Answer], _Answer]] = []
         with self._lock:
-            self._heard = time.monotonic()
-            match header:
-                case msg.FetchItems(numbers=numbers):
-                    found += [(self._asked.pop(number), _FETCH) for number in numbers if number in self._asked]
-                case msg.FoundItems(numbers=numbers, sizes=sizes):
-                    if len(numbers) != len(sizes) or sum(sizes) > payload.nbytes or any(size < 0 for size in sizes):
-                        raise ProtocolError(f"{len(numbers)} items came with {payload.nbytes} bytes")
-                    at = 0
-                    for number, size in zip(numbers, sizes, strict=True):
-                        if number in self._asked:
-                            found.append((self._asked.pop(number), bytes(payload[at : at + size])))
-                        at += size
+            found = self._questions.heard(header, payload, time.monotonic())
         for future, answer in found:
             future.set_result(answer)
 

@@ -456,8 +456,8 @@ def test_a_server_that_is_killed_is_done_without_and_found_again_with_what_it_ha
 
 
 def test_a_server_that_hangs_is_done_without(tmp_path, worker, pool, monkeypatch):
-    monkeypatch.setattr("millrace.worker.source_cache._PING_S", 0.1)
-    monkeypatch.setattr("millrace.worker.source_cache._SILENT_S", 0.5)
+    monkeypatch.setattr("millrace.worker.source_cache.PING_S", 0.1)
+    monkeypatch.setattr("millrace.worker.source_cache.SILENT_S", 0.5)
     store = Store()
     with process(tmp_path / "cache") as (server, address):
         one = worker(store, address)
@@ -469,8 +469,8 @@ def test_a_server_that_hangs_is_done_without(tmp_path, worker, pool, monkeypatch
 
 
 def test_a_server_that_is_waited_for_long_and_lives_is_not_given_up(serve, worker, pool, monkeypatch):
-    monkeypatch.setattr("millrace.worker.source_cache._PING_S", 0.05)
-    monkeypatch.setattr("millrace.worker.source_cache._SILENT_S", 2.0)
+    monkeypatch.setattr("millrace.worker.source_cache.PING_S", 0.05)
+    monkeypatch.setattr("millrace.worker.source_cache.SILENT_S", 2.0)
     server, slow, store = serve(), Store(), Store()
     slow.go.clear()
     first = pool.submit(worker(slow, server).read, entry(1))

@@ -6,7 +6,8 @@ import stat
 
 import pytest
 
-from millrace.cache_server.item_store import ItemStore, content_of
+from millrace.cache_server.item_exchange import content_of
+from millrace.cache_server.item_store import ItemStore
 from millrace.errors import CacheError
 
 MIB = 1 << 20
@@ -370,3 +371,14 @@ def test_a_disk_that_fails_as_labels_change_is_no_end(open_store, monkeypatch, c
     monkeypatch.setattr(store, "_remove", full)
     store.keep_labels({labelled("data", 1)[:16]: []})
     assert "No space left" in caplog.text
+
+
+def test_a_segment_that_was_left_grows_only_where_there_is_room_for_it(open_store):
+    store = open_store(4 * MIB)
+    for chunk in (1, 2):
+        assert put(store, os.urandom(MIB // 2), labelled("data", chunk))
+    store.close()
+    store = open_store(4 * MIB)
+    assert sum(put(store, os.urandom(MIB // 2), labelled("data", chunk)) for chunk in (3, 3, 4, 4, 5, 5)) == 6
+    put(store, os.urandom(MIB // 2), labelled("data", 1))
+    assert store.totals[1] <= 4 * MIB

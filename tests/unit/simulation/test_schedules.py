@@ -7,12 +7,15 @@ import pytest
 from tests import finding_seeds
 
 from millrace.cli import main
+from millrace.simulation.cache_server_fleet import KINDS
 from millrace.simulation.faults import FAULTS
 from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import EVENTS, play
 
-SEEDS = [*range(12), 27, 42, 49]
+SEEDS = [*range(12), 27, 42, 49, 81]
 """Together they have all kinds of faults; `millrace simulate faults` plays more."""
+WITH_CACHE_SERVERS = [55, 124, 223, 263, 292]
+"""Together they have all that can happen to these; in some of them nothing fails at first."""
 MANY_S = 600
 """Seconds for a test that plays many schedules, some of which take two."""
 
@@ -28,6 +31,22 @@ def test_nothing_is_violated_in_a_long_and_eventful_schedule():
         fired += outcome.faults
     assert fired.keys() >= FAULTS.keys()
     assert fired.keys() >= {"member came later", "member detached", "member missed outputs", "job beyond a quota"}
+
+
+@pytest.mark.timeout(MANY_S)
+def test_nothing_is_violated_while_cache_servers_fail():
+    fired: Counter[str] = Counter()
+    items: Counter[str] = Counter()
+    for seed in WITH_CACHE_SERVERS:
+        outcome = play(seed)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        fired += outcome.faults
+        items += outcome.items
+    assert fired.keys() >= KINDS
+    assert items["tasks in chunks"] > 100
+    assert items["found"] > 100
+    assert items["waited for"] > 3
+    assert items["ordered before anything failed"] > 100
 
 
 VIOLATED = [283, 504, 513, 558, 598, 624, 695, 705, 1159, 1214, 1602, 2230, 2332, 2703, 2715, 2853, 4464, 5688, 5749]

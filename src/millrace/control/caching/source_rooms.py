@@ -18,7 +18,7 @@ from millrace.control.actions import SendToCacheServer
 from millrace.control.caching.source_probes import awaited, measured, probe, reads_alone, times_of
 from millrace.control.journal.cache_events import RoomGiven
 from millrace.control.journal.transaction import Transaction
-from millrace.control.state.cache_state import DataSetRoom, Given
+from millrace.control.state.cache_state import Caches, DataSetRoom, Given
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import FromFiles, stored_elsewhere
 from millrace.graph.serialize import unpack
@@ -205,7 +205,13 @@ def _taken(size: int, given: Given, room: int) -> int:
 
 def tell(tx: Transaction, server: str) -> None:
     """Tell a cache server what of which data it is to keep."""
-    caches = tx.state.caches
+    sets = to_keep(tx.state.caches)
+    if sets or tx.state.caches.rooms:
+        tx.act(SendToCacheServer(server, KeepChunks(sets)))
+
+
+def to_keep(caches: Caches) -> list[tuple[bytes, list[bytes]]]:
+    """List the data of which it is decided what cache servers keep: labels, or the name alone if it is all of them."""
     sets = {
         data: [chunk_label(bytes.fromhex(data), known.chunks, chunk) for chunk in known.kept]
         for data, known in caches.source_chunks.items()
@@ -217,5 +223,4 @@ def tell(tx: Transaction, server: str) -> None:
             sets[data] = []
         elif given.room == "free":
             sets.pop(data, None)
-    if sets or caches.rooms:
-        tx.act(SendToCacheServer(server, KeepChunks([(bytes.fromhex(data), labels) for data, labels in sets.items()])))
+    return [(bytes.fromhex(data), labels) for data, labels in sets.items()]
