@@ -301,3 +301,19 @@ def test_what_runs_again_for_a_rank_that_was_away_leaves_the_lane_of_one_that_ne
     assert [lease.consumer for lease in worker.leases.values() if lease.ref.task == 0] == [0]
     service.run()
     assert inputs in peer.complete
+
+
+def test_two_that_nobody_expected_and_come_one_after_the_other_begin_with_an_epoch_that_is_read():
+    """The first has not begun it yet as the second comes, and the one before it is over."""
+    service = started()
+    first = service.join("c0", consumer=2)
+    service.run(room=3)
+    assert first.done
+    service.begin(first, 1)
+    second = service.join("c1", consumer=0, begin=False)
+    third = service.join("c2", consumer=1)
+    assert [each.joined.epoch for each in (second, third)] == [0, 0]
+    service.begin(second, 1)
+    service.run(room=3)
+    assert 0 not in service.state.jobs["a"].epochs
+    assert sorted(task for peer in (first, second, third) for task in peer.complete) == list(range(12))

@@ -18,7 +18,7 @@ from millrace.control.journal.consumer_events import (
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, TableRecorded
 from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerDismissed
-from millrace.control.membership import access, job_quotas, testimony
+from millrace.control.membership import access, job_quotas, late_joins, testimony
 from millrace.control.membership.admission import (
     Refused,
     check_failed,
@@ -167,8 +167,7 @@ def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tu
             return (job.first or 0) - 1, None  # a share is its, and was kept, since the first epoch
         if job.spec.coordinated:
             return max(job.epochs, default=job.newest), None
-        # A late comer starts with the epoch that the others read, not with those that are over.
-        return min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1, None
+        return late_joins.epoch_of_late(job) - 1, None
     if known.client == message.client or message.states or message.lingers:
         return known.epoch, None
     if nothing_used(tx, job, number, known) and not _gone_behind(tx, job, known.epoch):

@@ -108,6 +108,15 @@ def _uncounted(ended: EndedJob, spec: JobSpec, now: float) -> str:
     )
 
 
+def epoch_of_late(job: Job) -> int:
+    """Find the epoch with which a consumer begins that nobody expected: one that others read, and none that is over.
+
+    Who came late itself, and has not begun it yet, has the number before it.
+    """
+    last = (place.epoch for place in job.consumers.values() if place.epoch >= 0)
+    return min((number if number in job.epochs else number + 1 for number in last), default=0)
+
+
 def goes_behind(job: Job, consumer: int, epoch: int) -> str:
     """Say where a rank begins that takes the place of one that had left the others."""
     return (
