@@ -161,7 +161,9 @@ class SourceCacheInvariants:
             del record.waiting[key][asker]
             if not record.waiting[key]:
                 del record.waiting[key]
-        record.orders = {key: order for key, order in record.orders.items() if order[0].peer is not peer}
+        for key in [key for key, order in record.orders.items() if order[0].peer is peer]:
+            del record.orders[key]
+            record.ordered.discard(key)
 
     def died(self, server: SimulatedCacheServer) -> None:
         """Forget a process that has ended."""
