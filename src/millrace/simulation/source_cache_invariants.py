@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.cache_server.item_exchange import Insert
 from millrace.cache_server.item_store import StoredItem
-from millrace.control.caching import source_chunks, source_rooms
+from millrace.control.caching import source_chunks, source_probes, source_rooms
 from millrace.control.journal.cache_events import ChunksKept
 from millrace.control.journal.epoch_events import EpochOpened
 from millrace.control.journal.event import Event
@@ -324,16 +324,15 @@ class SourceCacheInvariants:
 
     def _check_known(self, dispatcher: SimulatedDispatcher, worker: SimulatedWorker) -> None:
         """Check that a worker knows which cache servers there are."""
-        servers = dispatcher.observed.cache_servers
+        told = dispatcher.observed.cache_told
         there = worker.name in dispatcher.state.workers and _settled(dispatcher, worker.session)
-        if not servers or not there or worker.paused or dispatcher.owes(worker.name):
+        if told is None or not there or worker.paused or dispatcher.owes(worker.name):
             return
-        addresses = sorted(server.address for server in servers.values())
-        if worker.item_reads.servers != addresses:
-            raise Violation(f"{worker.name} knows cache servers {worker.item_reads.servers}, and {addresses} are there")
-        if worker.item_reads.past != dispatcher.observed.past_cache:
-            probed = dispatcher.observed.past_cache
-            raise Violation(f"{worker.name} reads {worker.item_reads.past} past the cache, and {probed} are probed")
+        reads = worker.item_reads
+        if dispatcher.observed.all_back and told != source_probes.known(dispatcher.observed):
+            raise Violation(f"workers were told {told}, and {source_probes.known(dispatcher.observed)} is so")
+        if (reads.servers, reads.past) != (told.addresses, told.past):
+            raise Violation(f"{worker.name} asks {reads.servers}, and past them for {reads.past}, where it is {told}")
 
 
 def _is_there(server: SimulatedCacheServer, content: bytes, item: StoredItem) -> bool:

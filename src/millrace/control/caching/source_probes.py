@@ -14,7 +14,7 @@ from millrace.control.caching.profiling import LOOK_ELEMENTS, measures, profile_
 from millrace.control.experiments import experiment_of, note, regime_in_force
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import Given
-from millrace.control.state.observed import SourceObservation
+from millrace.control.state.observed import Observed, SourceObservation
 from millrace.control.state.state import Job, State
 from millrace.graph.serialize import unpack
 from millrace.policies.caching import cache_probe as policy
@@ -175,18 +175,22 @@ def _end_probe(tx: Transaction, job: Job, sight: SourceObservation) -> None:
 # -- who is told -------------------------------------------------------------------------------------------------------
 
 
-def known(tx: Transaction) -> CacheServersKnown:
+def known(observed: Observed) -> CacheServersKnown:
     """Make the message that tells a worker of cache servers."""
-    past = sorted(name for name, sight in tx.observed.sources.items() if sight.past)
-    return CacheServersKnown(sorted(each.address for each in tx.observed.cache_servers.values()), past)
+    past = sorted(name for name, sight in observed.sources.items() if sight.past)
+    return CacheServersKnown(sorted(each.address for each in observed.cache_servers.values()), past)
 
 
-def tell_workers(tx: Transaction, *, servers: bool = False) -> None:
-    """Tell workers of cache servers, and which jobs read past them, if either has changed."""
-    message = known(tx)
-    if message.past == tx.observed.past_cache and not servers:
+def tell_workers(tx: Transaction) -> None:
+    """Tell workers of cache servers, and which jobs read past them, if either has changed.
+
+    After a restart of the dispatcher cache servers come back one by one; until they have had the time for that, workers
+    go on with those that they know, as what others own would be fetched anew.
+    """
+    message = known(tx.observed)
+    if message == (tx.observed.cache_told or CacheServersKnown([])) or not tx.observed.all_back:
         return
-    tx.observed.past_cache = message.past
+    tx.observed.cache_told = message
     tx.observed.cache_clients &= tx.state.workers.keys()
     for worker in sorted(tx.observed.cache_clients):
         tx.to_worker(worker, message)

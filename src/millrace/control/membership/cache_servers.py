@@ -46,13 +46,13 @@ def _hello(tx: Transaction, item: CacheServerSaid, message: CacheServerHello) ->
     )
     tx.act(SendToCacheServer(item.server, CacheServerWelcome(tx.state.settings.heartbeat_s)))
     source_rooms.tell(tx, item.server)
-    source_probes.tell_workers(tx, servers=True)
+    source_probes.tell_workers(tx)
 
 
 def gone(tx: Transaction, server: str) -> None:
     """Have workers ask a cache server no more, which has ended or can't be reached."""
     if tx.observed.cache_servers.pop(server, None) is not None:
-        source_probes.tell_workers(tx, servers=True)
+        source_probes.tell_workers(tx)
 
 
 def watch(tx: Transaction) -> None:
@@ -69,5 +69,5 @@ def tell(tx: Transaction, hello: WorkerHello) -> None:
     """Tell a worker that has come of the cache servers; if there are none it goes on with those that it knew."""
     if hello.asks_caches and hello.worker in tx.state.workers:
         tx.observed.cache_clients.add(hello.worker)
-        if tx.observed.cache_servers:
-            tx.to_worker(hello.worker, source_probes.known(tx))
+        if tx.observed.cache_servers and tx.observed.all_back:
+            tx.to_worker(hello.worker, source_probes.known(tx.observed))

@@ -17,7 +17,7 @@ from millrace.policies.decision import Decision
 from millrace.policies.scaling.capacity import Shortage
 from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
-from millrace.protocol.cache_server_messages import SourceCounts
+from millrace.protocol.cache_server_messages import CacheServersKnown, SourceCounts
 from millrace.protocol.messages import ConsumerReport, ProbeReport, StepsReady, WorkerReport
 from millrace.protocol.reports import Flow, NodeMeasure, Pace
 
@@ -395,8 +395,8 @@ class Observed(msgspec.Struct):
     """By job."""
     sources: dict[str, SourceObservation] = {}
     """By job whose data cache servers may keep."""
-    past_cache: list[str] = []
-    """Jobs that workers were told to have read past the source cache."""
+    cache_told: CacheServersKnown | None = None
+    """What workers were told last of cache servers, and of jobs that read past them."""
     rooms_for: tuple[object, ...] = ()
     """What rooms in the source cache were last decided for."""
     cache_room: tuple[int, int] = (0, 0)

@@ -15,7 +15,7 @@ from millrace.protocol.cache_server_messages import (
     SourceCounts,
 )
 from millrace.protocol.caller import Caller, Rights
-from millrace.protocol.messages import WorkerHello
+from millrace.protocol.messages import WorkerHello, WorkerReport
 
 
 def begun() -> Service:
@@ -106,3 +106,27 @@ def test_who_may_not_work_may_not_be_one():
     assert isinstance(refused, act.CloseCacheServer)
     assert "work = true" in refused.failure.message
     assert not service.observed.cache_servers
+
+
+def test_after_a_restart_workers_hear_of_servers_once_all_have_had_the_time_to_come_back():
+    """Else what the others own would have other owners for a while, and be fetched anew."""
+    service = begun()
+    for server in ("a", "b"):
+        say(service, server, hello(server))
+    service.save()
+    service.restart()
+    assert not known(say_worker(service, "w0"))
+    assert not known(say(service, "a", hello("a")))
+    assert not known(say_worker(service, "another"))
+    say(service, "b", hello("b"))
+    told: dict[str, list[str]] = {}
+    for _ in range(100):
+        service.now += 1.0
+        for server in ("a", "b"):
+            say(service, server, CacheServerReport())
+        for worker in ("w0", "another"):
+            service.say(inp.WorkerSaid(worker, WorkerReport()))
+        told.update(known(decide(service.state, service.observed, inp.Tick(), service.now)[1]))
+        if told:
+            break
+    assert told == {"w0": ["a:1", "b:1"], "another": ["a:1", "b:1"]}
