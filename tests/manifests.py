@@ -11,15 +11,19 @@ INSECURE = FOLDER.parent / "kubernetes-insecure" / "kustomization.yaml"
 """What makes the same without TLS of it."""
 
 
-def manifests() -> list[dict[str, Any]]:
+CACHE = FOLDER.parent / "kubernetes-cache"
+"""What has cache servers, too."""
+
+
+def manifests(folder: Path = FOLDER) -> list[dict[str, Any]]:
     """All objects in it, but what only kustomize reads."""
-    files = [path for path in sorted(FOLDER.glob("*.yaml")) if path.name != "kustomization.yaml"]
+    files = [path for path in sorted(folder.glob("*.yaml")) if path.name != "kustomization.yaml"]
     return [each for path in files for each in yaml.safe_load_all(path.read_text())]
 
 
-def manifest(kind: str, name: str) -> dict[str, Any]:
+def manifest(kind: str, name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """The one of this kind and name."""
-    (found,) = [each for each in manifests() if each["kind"] == kind and each["metadata"]["name"] == name]
+    (found,) = [each for each in manifests(folder) if each["kind"] == kind and each["metadata"]["name"] == name]
     return found
 
 

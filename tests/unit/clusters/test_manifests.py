@@ -7,7 +7,7 @@ import yaml
 
 pytest.importorskip("aiohttp")
 
-from tests.manifests import FOLDER, INSECURE, insecure, manifest, manifests
+from tests.manifests import CACHE, FOLDER, INSECURE, insecure, manifest, manifests
 
 from millrace.cli import parser
 from millrace.clusters.child_process import worker_environment
@@ -15,6 +15,7 @@ from millrace.clusters.kubernetes import CLOSE_S, STOP_S
 
 WORKERS = manifest("Deployment", "millrace-worker")["spec"]
 DISPATCHER = manifest("StatefulSet", "millrace-dispatcher")["spec"]
+CACHE_SERVERS = manifest("DaemonSet", "millrace-cache-server", CACHE)["spec"]
 
 
 def copies():
@@ -39,9 +40,9 @@ def options(spec):
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
 def test_every_object_is_what_kubernetes_publishes(version):
     validator = pytest.importorskip("kubernetes_validate")
-    every = [*manifests(), *map(insecure, copies())]
+    every = [*manifests(), *manifests(CACHE), *map(insecure, copies())]
     kinds = [each["kind"] for each in every if validator.validate(each, version, strict=True) == version]
-    assert len(kinds) == len(manifests()) + 2
+    assert len(kinds) == len(manifests()) + len(manifests(CACHE)) + 2
     wrong = manifest("Deployment", "millrace-worker")
     pod(wrong["spec"])["containers"][0]["redinessProbe"] = {}
     with pytest.raises(validator.ValidationError, match="redinessProbe"):
@@ -49,8 +50,13 @@ def test_every_object_is_what_kubernetes_publishes(version):
 
 
 def test_kustomize_takes_every_file():
-    listed = (FOLDER / "kustomization.yaml").read_text()
-    assert [name for name in FOLDER.glob("*.yaml") if f"- {name.name}" not in listed] == [FOLDER / "kustomization.yaml"]
+    for folder in (FOLDER, CACHE):
+        own = folder / "kustomization.yaml"
+        listed = own.read_text()
+        assert [name for name in folder.glob("*.yaml") if f"- {name.name}" not in listed] == [own]
+    both = [yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in (FOLDER, CACHE)]
+    assert "../kubernetes" in both[1]["resources"]
+    assert both[0]["images"] == both[1]["images"], "one image for all"
 
 
 def test_the_arguments_are_those_of_the_command_line():
@@ -63,6 +69,35 @@ def test_the_arguments_are_those_of_the_command_line():
     assert [each["containerPort"] for each in container(DISPATCHER)["ports"]] == [dispatcher.port]
     assert [each["containerPort"] for each in container(WORKERS)["ports"]] == [worker.port]
     assert worker.name == "millrace-worker-x"
+    cache_server = options(CACHE_SERVERS)
+    assert cache_server.dispatcher == worker.dispatcher
+    assert [each["containerPort"] for each in container(CACHE_SERVERS)["ports"]] == [cache_server.port]
+
+
+def test_what_a_cache_server_keeps_fits_on_its_volume():
+    (volume,) = [each for each in pod(CACHE_SERVERS)["volumes"] if each["name"] == "items"]
+    (mount,) = [each for each in container(CACHE_SERVERS)["volumeMounts"] if each["name"] == "items"]
+    given = options(CACHE_SERVERS)
+    number, unit = volume["emptyDir"]["sizeLimit"][:-2], volume["emptyDir"]["sizeLimit"][-2:]
+    assert unit == "Gi"
+    assert given.bytes < 0.95 * (int(number) << 30)
+    assert given.dir.startswith(mount["mountPath"] + "/"), "a folder of its own, as it has to be private"
+
+
+def test_cache_servers_are_asked_by_workers_and_talk_to_the_dispatcher():
+    own = manifest("NetworkPolicy", "millrace-cache-server", CACHE)
+    labels, worker = CACHE_SERVERS["selector"]["matchLabels"], WORKERS["selector"]["matchLabels"]
+    assert own["spec"]["podSelector"]["matchLabels"] == labels == CACHE_SERVERS["template"]["metadata"]["labels"]
+    (port,) = [each["name"] for each in container(CACHE_SERVERS)["ports"]]
+    assert passes(own, worker, None, port)
+    assert not passes(own, CONSUMER, None, port)
+    assert not passes(own, DISPATCHER["selector"]["matchLabels"], None, port)
+    beside = manifest("NetworkPolicy", "millrace-dispatcher-for-cache-servers", CACHE)
+    assert beside["spec"]["podSelector"]["matchLabels"] == DISPATCHER["selector"]["matchLabels"]
+    assert passes(beside, labels, None, "grpc")
+    assert not passes(beside, {"app": "training"}, None, "grpc")
+    (volume,) = [each for each in pod(CACHE_SERVERS)["volumes"] if each["name"] == "tls"]
+    assert volume["secret"]["secretName"] == "millrace-worker-tls", "the name that is good at any address"
 
 
 @pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
@@ -153,7 +188,7 @@ def test_ports_are_open_to_those_who_need_them_and_closed_to_others(spec):
     assert not passes(policy, CONSUMER, None, "ssh")
 
 
-@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER, CACHE_SERVERS])
 def test_no_pod_may_do_more_than_it_needs(spec):
     assert pod(spec)["securityContext"]["runAsNonRoot"] is True
     assert container(spec)["securityContext"] == {
@@ -163,7 +198,7 @@ def test_no_pod_may_do_more_than_it_needs(spec):
     }
 
 
-@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER, CACHE_SERVERS])
 def test_pods_keep_to_the_restricted_standard(spec):
     """Field by field, as the Pod Security Standards have it; the namespace demands it."""
     given, only = pod(spec), container(spec)
