@@ -52,10 +52,12 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True)
-def _all_lines_about_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _all_lines_about_peers() -> Iterator[None]:
     """Bound no log about peers: the bound is that of a process, in which tests before may have reached it."""
-    monkeypatch.setattr(peer_log, "LINES", sys.maxsize)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer_log, "LINES", sys.maxsize)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,12 @@ def epoch_of_late(job: Job) -> int:
     Who came late itself, and has not begun it yet, has the number before it.
     """
     last = (place.epoch for place in job.consumers.values() if place.epoch >= 0)
-    return min((number if number in job.epochs else number + 1 for number in last), default=0)
+    return min((number + is_over(job, number) for number in last), default=0)
+
+
+def is_over(job: Job, epoch: int) -> bool:
+    """Whether an epoch was read and closed, rather than not opened yet."""
+    return epoch not in job.epochs and any(other > epoch for other in job.epochs)
 
 
 def goes_behind(job: Job, consumer: int, epoch: int) -> str:
