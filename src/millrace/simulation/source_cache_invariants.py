@@ -326,8 +326,8 @@ class SourceCacheInvariants:
         """Check that a worker knows which cache servers there are."""
         told = dispatcher.observed.cache_told
         there = worker.name in dispatcher.state.workers and _settled(dispatcher, worker.session)
-        if told is None or not there or worker.paused or dispatcher.owes(worker.name):
-            return
+        if told is None or not told.addresses or not there or worker.paused or dispatcher.owes(worker.name):
+            return  # where there are none, who comes back goes on with those that it knew
         reads = worker.item_reads
         if dispatcher.observed.all_back and told != source_probes.known(dispatcher.observed):
             raise Violation(f"workers were told {told}, and {source_probes.known(dispatcher.observed)} is so")
