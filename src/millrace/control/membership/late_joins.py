@@ -114,10 +114,10 @@ def epoch_of_late(job: Job) -> int:
     Who came late itself, and has not begun it yet, has the number before it.
     """
     last = (place.epoch for place in job.consumers.values() if place.epoch >= 0)
-    return min((number + is_over(job, number) for number in last), default=0)
+    return min((number + _was_closed(job, number) for number in last), default=0)
 
 
-def is_over(job: Job, epoch: int) -> bool:
+def _was_closed(job: Job, epoch: int) -> bool:
     """Whether an epoch was read and closed, rather than not opened yet."""
     return epoch not in job.epochs and any(other > epoch for other in job.epochs)
 
