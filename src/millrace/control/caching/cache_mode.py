@@ -9,15 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.caching import byte_quotas
-from millrace.control.caching.profiling import (
-    LOOK_ELEMENTS,
-    look_at,
-    measures,
-    profile_of,
-    read_since,
-    tasks_ended,
-    telling,
-)
+from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended, telling
 from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Transaction
@@ -243,7 +235,8 @@ def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
 
 def _since(sight: CacheObservation, consumer: int, report: ConsumerReport) -> int:
     """Elements that a consumer has read since the last look, or since the regime began."""
-    return read_since(report, sight.batches.get(consumer, (-1, 0)))
+    epoch, batches = sight.batches.get(consumer, (-1, 0))
+    return report.batches - (batches if report.epoch == epoch else 0)
 
 
 def _read_enough(tx: Transaction, job: Job, sight: CacheObservation) -> bool:

@@ -55,12 +55,6 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
     return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
-def read_since(report: ConsumerReport, mark: tuple[int, int]) -> int:
-    """Count the elements that a consumer has had since it was at a mark of :func:`progress`."""
-    epoch, batches = mark
-    return report.batches - (batches if report.epoch == epoch else 0)
-
-
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
     """Profile of what was measured of a job since it began; None if not everything is there yet."""
     sums = summed(measures(observed, job.name), sight.before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from millrace.control.caching.profiling import LOOK_ELEMENTS, measures, profile_with, summed
+from millrace.control.caching.profiling import measures, profile_with, summed
 from millrace.control.experiments import experiment_of, note, regime_in_force
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import Given
@@ -24,8 +24,6 @@ from millrace.policies.caching.cache_cost_model import time_without
 from millrace.protocol.cache_server_messages import CacheServersKnown
 from millrace.protocol.messages import ConsumerReport
 
-ALL, NOTHING = 0.95, 0.05
-"""Shares of the bytes from the cache from which, and up to which, a look is one of hits, or of misses."""
 _LEAST_S = 1e-9
 
 
@@ -46,7 +44,7 @@ def look(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> No
     elif sight.marked is None:
         if min(reported) >= sight.since:  # what they have said before, as they do less often, is of the regime before
             _begin_look(tx, job, sight)
-    elif most >= LOOK_ELEMENTS and min(reported) >= sight.marked and report.batch_time_s > 0:
+    elif policy.probe_over(most).value and min(reported) >= sight.marked and report.batch_time_s > 0:
         # Whoever reads fastest says how fast the job is: others may stand still, or read something else.
         _measured(tx, job, sight, BatchTime(report.batch_time_s, min(report.wait_s, report.batch_time_s), 0.0))
         if sight.past:
@@ -88,18 +86,19 @@ def _measured(tx: Transaction, job: Job, sight: SourceObservation, seen: BatchTi
         sight.two_chunks_s, sight.sharers = None, len(readers)
     given = tx.state.caches.rooms.get(job.data_set)
     in_chunks = given is not None and given.room == "two chunks" and any(each.chunks for each in job.epochs.values())
-    if in_chunks and not sight.past:
-        sight.two_chunks_s = seen.batch_s  # also who fetches all of it: others have it from there
-    elif sight.share <= NOTHING:
+    what = policy.measured_by(sight.share, past=sight.past, in_chunks=in_chunks)
+    if what == "two chunks":
+        sight.two_chunks_s = seen.batch_s
+    elif what == "miss":
         sights = tx.observed.sources
         shares = [sights[other.name].share for other in readers if other.name in sights]
-        missing = 1 if sight.past else max(1, sum(share is not None and share <= NOTHING for share in shares))
+        missing = 1 if sight.past else max(1, sum(share is not None and share <= policy.NOTHING for share in shares))
         sight.miss_s = policy.believed_miss(seen.batch_s, missing, max(missing, len(readers)), sight.miss_s)
         sight.probed_s = tx.now
         profile = profile_with(tx.state, job, sums, seen, sources)
         if profile is not None and (sight.hit_s is None or sight.estimated):
             sight.hit_s, sight.estimated = max(_LEAST_S, time_without(profile, sources[0])), True
-    elif sight.share >= ALL:
+    elif what == "hit":
         sight.hit_s, sight.estimated = seen.batch_s, False
 
 

@@ -8,6 +8,7 @@ make the link slower or faster to it. For a probe the cache servers answer none 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,8 @@ from millrace.policies.caching.cache_budget import Room
 from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, percent
 
+ALL, NOTHING = 0.95, 0.05
+"""Shares of a job's bytes from the cache from which, and up to which, its time is one with hits, or without."""
 PROBE_BATCHES = 100
 """Batches with the cache off (Quiver 5.3)."""
 PROBE_LIMIT_S = 300.0
@@ -82,6 +85,22 @@ def next_probe(
         often = f"every {duration(longest.interval_s)}"
         return Decision(None, f"{since}, and is {often}, for {percent(PROBE_COST)} of its time at most", inputs)
     return Decision(longest.name, f"{since}, and the load of the link may have changed", inputs)
+
+
+def measured_by(share: float, *, past: bool, in_chunks: bool) -> Literal["miss", "hit", "two chunks", "neither"]:
+    """Tell which time of a batch was measured while a job read.
+
+    Args:
+        share: of its bytes that came from the cache.
+        past: whether it was probed.
+        in_chunks: whether its data have two chunks and are read in them. Then who fetches all that it reads is not one
+            without the cache: others have it from there.
+    """
+    if in_chunks and not past:
+        return "two chunks"
+    if share <= NOTHING:
+        return "miss"
+    return "hit" if share >= ALL else "neither"
 
 
 def probe_over(batches: int) -> Decision[bool]:

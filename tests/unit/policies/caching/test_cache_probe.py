@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from millrace.policies.caching.cache_budget import ROOMS, DataSetUse, JobTimes, place
 from millrace.policies.caching.cache_probe import (
+    ALL,
+    NOTHING,
     PROBE_BATCHES,
     PROBE_COST,
     PROBE_INTERVAL_S,
     ProbeCandidate,
     believed_miss,
+    measured_by,
     next_probe,
     probe_over,
 )
@@ -127,3 +130,20 @@ def test_probes_of_all_orders_believe_the_same():
             believed = believed_miss(measured_s, missing, 4, believed)
         found.add(believed)
     assert found == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("share", "past", "in_chunks", "what"),
+    [
+        (0.0, False, False, "miss"),
+        (NOTHING, True, False, "miss"),
+        (0.5, False, False, "neither"),
+        (ALL, False, False, "hit"),
+        (1.0, False, True, "two chunks"),
+        (0.0, False, True, "two chunks"),
+        (0.0, True, True, "miss"),
+        (1.0, True, True, "hit"),
+    ],
+)
+def test_what_a_share_of_bytes_from_the_cache_says(share, past, in_chunks, what):
+    assert measured_by(share, past=past, in_chunks=in_chunks) == what
