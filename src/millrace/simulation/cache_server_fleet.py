@@ -38,6 +38,12 @@ ROOMS = (0.12, 0.3, 0.5, 0.5, 0.9, 1.5, 4.0)
 """Parts of a data set that all servers of a schedule hold together, as likely as they are here."""
 MORE_JOBS = (1, 2, 2)
 """Jobs that there are at first beyond those of other schedules, as likely as they are here."""
+COMPETING = 0.5
+"""Share of the schedules with cache servers whose data sets are different ones, so that they compete for room."""
+PROBE_BATCHES = (2, 5, 12, 100)
+"""Batches of a look at what a job gains, as likely as they are here: jobs are short."""
+PROBE_INTERVALS_S = (5.0, 30.0, 600.0)
+"""Seconds between two of these past the cache, at least, as likely as they are here."""
 FETCH_S = 0.3
 """Seconds that a fetch takes on average."""
 CALM = 0.25
@@ -81,6 +87,12 @@ class ServerPlace:
     server: SimulatedCacheServer | None = None
 
 
+def drawn_probes(seed: int) -> dict[str, float]:
+    """Draw how many batches a look at what a job gains takes, and how often one is taken past the cache."""
+    rng = random.Random(f"probes {seed}")
+    return {"probe_batches": rng.choice(PROBE_BATCHES), "probe_interval_s": rng.choice(PROBE_INTERVALS_S)}
+
+
 class CacheServerFleet:
     """Cache servers of a schedule, and what is read by way of them.
 
@@ -112,18 +124,23 @@ class CacheServerFleet:
             ServerPlace(number, each * rng.choice((1, 1, 1, 2))) for number in range(count if self.drawn else 0)
         ]
         self.pipelines = stored() if self.drawn else ()
+        self._competing = random.Random(f"competing {seed}").random() < COMPETING
         self._some_pipelines = self._drawn_pipelines() if self.drawn else []
         self._slow = self._deaths = 0
         self._untold = False
 
     def _drawn_pipelines(self) -> list[SimulatedPipeline]:
-        """Draw pipelines that read equal files, so that jobs meet."""
+        """Draw pipelines that read equal files, so that jobs meet, or different ones, so that data sets compete."""
         first = self._rng.choice(self.pipelines)
         assert first.files is not None
-        alike = [
-            each for each in self.pipelines if each.files is not None and each.files.made_of == first.files.made_of
-        ]
-        return [first, self._rng.choice(alike)]
+        alike, different = list[SimulatedPipeline](), list[SimulatedPipeline]()
+        for each in self.pipelines:
+            assert each.files is not None
+            if each.files.made_of == first.files.made_of:
+                alike.append(each)
+            if each.files is not first.files:
+                different.append(each)
+        return [first, self._rng.choice(different if self._competing else alike)]
 
     def begin(self) -> None:
         """Start the servers, some of them late, and what fails about them."""

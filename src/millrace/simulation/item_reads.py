@@ -5,6 +5,7 @@ What is asked whom, and what comes after an answer, is decided as there; a lost 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -78,6 +79,8 @@ class ItemReads:
     Attributes:
         servers: addresses of the cache servers that it knows.
         past: jobs that read past them, to be measured.
+        stored: bytes that came from the store, by job.
+        cached: bytes that came from cache servers, by job.
     """
 
     def __init__(self, worker: SimulatedWorker) -> None:
@@ -85,6 +88,7 @@ class ItemReads:
         self._sources = worker.cluster.sources
         self.servers: list[str] = []
         self.past: list[str] = []
+        self.stored, self.cached = Counter[str](), Counter[str]()
         self._links: dict[tuple[str, str], Link] = {}
         self._by_session: dict[Connection, Link] = {}
 
@@ -177,7 +181,7 @@ class ItemReads:
             case NextStep.USE:
                 assert isinstance(answer, bytes)
                 self._sources.invariants.found(wanted, answer)
-                self._got(wanted)
+                self._got(wanted, self.cached)
             case NextStep.FETCH:
                 self._fetch(wanted, None, "it is another one")
             case NextStep.FETCH_FOR_ALL:
@@ -209,14 +213,15 @@ class ItemReads:
             self._sources.invariants.inserts(wanted)
             inserted = bytes(reversed(data)) if mishap.damaged else data
             link.session.send(self._worker, (msg.InsertItem(wanted.key, label), inserted))
-        self._got(wanted)
+        self._got(wanted, self.stored)
 
     def _again(self, wanted: Wanted) -> None:
         asks: dict[Link, list[tuple[int, bytes]]] = {}
         self._obtain(wanted.read, wanted.entry, asks)
         self._send(asks)
 
-    def _got(self, wanted: Wanted) -> None:
+    def _got(self, wanted: Wanted, source: Counter[str]) -> None:
+        source[wanted.read.job] += wanted.entry.bytes
         wanted.read.left -= 1
         if wanted.read.over:
             self._worker.go_on(wanted.read.lane)

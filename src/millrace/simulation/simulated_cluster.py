@@ -17,7 +17,7 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
-from millrace.simulation.cache_server_fleet import CacheServerFleet
+from millrace.simulation.cache_server_fleet import CacheServerFleet, drawn_probes
 from millrace.simulation.disk import Disk
 from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
 from millrace.simulation.drawn_quotas import drawn_quotas
@@ -103,6 +103,7 @@ class SimulatedCluster:
             window_tasks=remembered_tasks(seed),
             window_behind=tasks_behind(seed),
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
+            **drawn_probes(seed),
         )
         self.settings = msgspec.structs.replace(self.settings, **drawn_quotas(seed, self.settings.cache_bytes))
         self.rounds = DrawnRounds(seed)

@@ -300,6 +300,8 @@ class SimulatedWorker(Process):
                 units << 21,
                 seconds if number == 1 else 0.0,
                 threads=1,
+                stored_bytes=0 if node.inputs else self.item_reads.stored[job],
+                cached_bytes=0 if node.inputs else self.item_reads.cached[job],
             )
             for number, node in enumerate(nodes)
         ]

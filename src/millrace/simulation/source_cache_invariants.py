@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from millrace.cache_server.item_exchange import Insert
 from millrace.cache_server.item_store import StoredItem
 from millrace.control.caching import source_chunks, source_probes, source_rooms
-from millrace.control.journal.cache_events import ChunksKept
+from millrace.control.journal.cache_events import ChunksKept, RoomGiven
 from millrace.control.journal.epoch_events import EpochOpened
 from millrace.control.journal.event import Event
 from millrace.control.journal.task_events import TaskLeased
 from millrace.planning.plan import Task
+from millrace.policies.caching.cache_probe import PROBE_LIMIT_S
+from millrace.policies.caching.kept_chunks import FILLED, KEPT, chunk_bytes
 from millrace.protocol import source_cache_messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import LeaseTask
@@ -39,6 +41,8 @@ CLAIM_S = 6.0
 _SLACK_S = 1e-6
 _LATE_S = 0.2
 """Seconds by which a claim passes on late at most."""
+_LONGEST_PROBE_S = PROBE_LIMIT_S + 30.0
+"""Seconds after which a probe must have ended, of a dispatcher that may have stood still for a while."""
 
 
 class Key(NamedTuple):
@@ -89,6 +93,7 @@ class SourceCacheInvariants:
         self._cluster = cluster
         self._records: dict[SimulatedCacheServer, ServerRecord] = {}
         self._inserted: set[Key] = set()
+        self._probes: dict[tuple[SimulatedDispatcher, str], int] = {}
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -273,6 +278,9 @@ class SourceCacheInvariants:
                     self._check_turns(dispatcher, job, epoch)
                 case ChunksKept(data=data, kept=kept) if len({*kept}) != len(kept) or len(kept) > MOST_CHUNKS:
                     raise Violation(f"chunks {kept} of {data} are kept")
+        if given := sum(isinstance(event, RoomGiven) for event in events):
+            self.items["rooms given"] += given
+            _check_rooms(dispatcher)
 
     def _check_chunks(self, dispatcher: SimulatedDispatcher, name: str, epoch: int, chunks: int) -> None:
         """Check that each item of an epoch is in exactly one of its chunks."""
@@ -304,13 +312,29 @@ class SourceCacheInvariants:
                     raise Violation(f"{where} began another chunk before all tasks of chunk {chunk} were dealt")
 
     def ticked(self, dispatcher: SimulatedDispatcher) -> None:
-        """Check what everybody was told who was told all, and that no claim is too old."""
+        """Check what everybody was told who was told all, and that no claim and no probe is too old."""
+        self._check_probes(dispatcher)
         for server in self._cluster.sources.servers:
             if not server.paused:
                 self.looked(server, late=True)
                 self._check_told(dispatcher, server)
         for worker in self._cluster.alive_workers():
             self._check_known(dispatcher, worker)
+
+    def _check_probes(self, dispatcher: SimulatedDispatcher) -> None:
+        """Check that one job of a data set is measured past the cache at a time, and not for ever."""
+        jobs, probed = dispatcher.state.jobs, Counter[str]()
+        for name, sight in dispatcher.observed.sources.items():
+            self.items["probes"] += max(0, sight.probes - self._probes.get((dispatcher, name), 0))
+            self._probes[dispatcher, name] = sight.probes
+            if not sight.past or name not in jobs:
+                continue
+            probed[jobs[name].data_set] += 1
+            if dispatcher.now() - sight.past_s > _LONGEST_PROBE_S:
+                raise Violation(f"job {name} reads past the cache since {sight.past_s:.3f}")
+        for data, count in probed.items():
+            if count > 1:
+                raise Violation(f"{count} jobs of the data set {data} read past the cache at a time")
 
     def _check_told(self, dispatcher: SimulatedDispatcher, server: SimulatedCacheServer) -> None:
         """Check that a server knows which chunks are kept."""
@@ -333,6 +357,21 @@ class SourceCacheInvariants:
             raise Violation(f"workers were told {told}, and {source_probes.known(dispatcher.observed)} is so")
         if (reads.servers, reads.past) != (told.addresses, told.past):
             raise Violation(f"{worker.name} asks {reads.servers}, and past them for {reads.past}, where it is {told}")
+
+
+def _check_rooms(dispatcher: SimulatedDispatcher) -> None:
+    """Check that what data sets were given is there: together what is filled, or one that is read as much as there is.
+
+    What nobody reads any more of one that could have all goes as others need the room, as what was read longest ago.
+    """
+    given, (room, _) = dispatcher.state.caches.rooms, dispatcher.observed.cache_room
+    read = source_rooms.data_read(dispatcher.state)
+    taken = sum(each.bytes for each in given.values() if each.room == "full")
+    taken += sum(KEPT * chunk_bytes(each.bytes, room) for each in given.values() if each.room == "two chunks")
+    free = [data for data, each in given.items() if each.room == "free" and data in read]
+    if taken > room * FILLED or len(free) > 1 or (free and taken):
+        rooms = {data: (each.bytes, each.room) for data, each in given.items()}
+        raise Violation(f"of {room} bytes cache servers are to keep {rooms}")
 
 
 def _is_there(server: SimulatedCacheServer, content: bytes, item: StoredItem) -> bool:

@@ -14,7 +14,8 @@ from millrace.control.membership import cache_servers
 from millrace.control.state.state import State
 from millrace.dispatcher import recovery
 from millrace.planning.plan import ChunkedPlan
-from millrace.policies.caching import kept_chunks
+from millrace.policies.caching import cache_budget, cache_probe, kept_chunks
+from millrace.policies.decision import Decision
 from millrace.protocol import source_cache_messages as msg
 from millrace.simulation import pipelines, simulated_cache_server, simulated_dispatcher
 from millrace.simulation.planting import MutantList, always
@@ -23,9 +24,10 @@ from millrace.simulation.simulated_items import SimulatedItems
 SOURCE_CACHE_MUTANTS = MutantList()
 _is, _replaces, _always = SOURCE_CACHE_MUTANTS.add, SOURCE_CACHE_MUTANTS.replaces, always
 
-_examined, _inserted, _pass_on = (
+_examined, _inserted, _next_probe, _pass_on = (
     item_exchange.examined,
     item_exchange.ItemExchange.inserted,
+    cache_probe.next_probe,
     ItemClaims._pass_on,  # noqa: SLF001
 )
 
@@ -147,6 +149,18 @@ def _skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
 def _by_number(source: str, count: int, chunks: int) -> Callable[[int], bytes]:
     data = msg.name_of_data(source)
     return lambda item: msg.chunk_label(data, chunks, item % chunks)
+
+
+@_replaces("rooms-for-all", "Each data set is given room for all of it, whatever others have.", cache_budget, "place")
+def _all_full(uses: Any, *_: Any) -> dict[str, Decision[cache_budget.Room]]:
+    return {use.name: Decision[cache_budget.Room]("full", "a planted bug") for use in uses}
+
+
+@_replaces(
+    "probes-at-once", "Jobs of a data set are measured past the cache at the same time.", cache_probe, "next_probe"
+)
+def _next_of_others(jobs: Any, room: Any, now: float, probing: str | None = None) -> Decision[str | None]:
+    return _next_probe([job for job in jobs if job.name != probing], room, now)
 
 
 @_replaces(

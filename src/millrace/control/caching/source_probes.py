@@ -34,7 +34,8 @@ def look(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> No
     sight = tx.observed.sources.get(job.name)
     if sight is None:
         sight = tx.observed.sources[job.name] = SourceObservation()
-    most, seen = _read_on(sight, consumer, report), tx.observed.workers
+    over = policy.probe_over(_read_on(sight, consumer, report), tx.state.settings.probe_batches).value
+    seen = tx.observed.workers
     regime = regime_in_force(tx, job)
     if regime is None or not regime.workers:
         return
@@ -44,7 +45,7 @@ def look(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> No
     elif sight.marked is None:
         if min(reported) >= sight.since:  # what they have said before, as they do less often, is of the regime before
             _begin_look(tx, job, sight)
-    elif policy.probe_over(most).value and min(reported) >= sight.marked and report.batch_time_s > 0:
+    elif over and min(reported) >= sight.marked and report.batch_time_s > 0:
         # Whoever reads fastest says how fast the job is: others may stand still, or read something else.
         _measured(tx, job, sight, BatchTime(report.batch_time_s, min(report.wait_s, report.batch_time_s), 0.0))
         if sight.past:
@@ -138,7 +139,7 @@ def awaited(tx: Transaction, job: Job) -> bool:
 
 def probe(tx: Transaction, competing: Iterable[tuple[Given, list[Job]]]) -> None:
     """Begin the probes whose time has come, one of each data set that competes for room, and end those of others."""
-    wanted, waiting = set[str](), set[str]()
+    wanted, waiting, least_s = set[str](), set[str](), tx.state.settings.probe_interval_s
     for room, jobs in competing:
         waiting.update(job.name for job in jobs)
         sights = {job.name: tx.observed.sources[job.name] for job in jobs if job.name in tx.observed.sources}
@@ -147,7 +148,7 @@ def probe(tx: Transaction, competing: Iterable[tuple[Given, list[Job]]]) -> None
                 _end_probe(tx, tx.state.jobs[name], sight)
         probing = next((name for name, each in sights.items() if each.past), None)
         candidates = [
-            policy.ProbeCandidate(name, bool(each.batch_bytes), each.probed_s, each.miss_s, each.hit_s)
+            policy.ProbeCandidate(name, bool(each.batch_bytes), each.probed_s, each.miss_s, each.hit_s, least_s)
             for name, each in sights.items()
             if experiment_of(tx.observed, tx.state.jobs[name]) != "profile"
         ]

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from millrace.policies.caching.cache_probe import PROBE_BATCHES, PROBE_INTERVAL_S
 from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
 
@@ -44,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True):
         window_behind: tasks of a slot by which a member may be behind the furthest one where rounds are shared in a
             window, before it skips what is dealt.
         trust: by tenant, the others whose blocks its jobs read.
+        probe_batches: of a job that are timed for one look at what it gains by the source cache.
+        probe_interval_s: from one look past the source cache to the next of a job, at least.
     """
 
     version: str = ""
@@ -74,3 +77,5 @@ class Settings(msgspec.Struct, frozen=True):
     window_tasks: int = 1024
     window_behind: int = 8
     trust: dict[str, list[str]] = {}
+    probe_batches: int = PROBE_BATCHES
+    probe_interval_s: float = PROBE_INTERVAL_S

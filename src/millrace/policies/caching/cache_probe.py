@@ -37,6 +37,7 @@ class ProbeCandidate(msgspec.Struct, frozen=True):
         probed_s: when its last probe ended, on the clock of ``now``; None: it was never probed.
         miss_s: seconds of a batch in that probe.
         hit_s: seconds of a batch with the cache.
+        least_s: seconds from the end of a probe to the next one, at least.
     """
 
     name: str
@@ -44,13 +45,14 @@ class ProbeCandidate(msgspec.Struct, frozen=True):
     probed_s: float | None = None
     miss_s: float | None = None
     hit_s: float | None = None
+    least_s: float = PROBE_INTERVAL_S
 
     @property
     def interval_s(self) -> float:
         """Seconds between probes: as many as make what a probe costs :data:`PROBE_COST` of the job's time."""
         if self.miss_s is None or self.hit_s is None:
-            return PROBE_INTERVAL_S
-        return max(PROBE_INTERVAL_S, PROBE_BATCHES * (self.miss_s - self.hit_s) / PROBE_COST)
+            return self.least_s
+        return max(self.least_s, PROBE_BATCHES * (self.miss_s - self.hit_s) / PROBE_COST)
 
 
 def next_probe(
@@ -103,14 +105,15 @@ def measured_by(share: float, *, past: bool, in_chunks: bool) -> Literal["miss",
     return "hit" if share >= ALL else "neither"
 
 
-def probe_over(batches: int) -> Decision[bool]:
+def probe_over(batches: int, needed: int = PROBE_BATCHES) -> Decision[bool]:
     """Decide whether a probe has measured enough.
 
     Args:
         batches: that the job had with the cache off, without those that had begun before.
+        needed: that are to be measured.
     """
-    if batches < PROBE_BATCHES:
-        return Decision(False, f"{batches} of {PROBE_BATCHES} batches are measured", {"batches": batches})
+    if batches < needed:
+        return Decision(False, f"{batches} of {needed} batches are measured", {"batches": batches})
     return Decision(True, f"{batches} batches were measured with the cache off", {"batches": batches})
 
 

@@ -182,12 +182,18 @@ class ReaderOutbox:
         cursor.read(start)
 
     def next(self) -> Parcel | None:
-        """Find the next thing to send; the caller says :meth:`sent` before anything else changes."""
+        """Find the next thing to send; the caller says :meth:`sent` before anything else changes.
+
+        Nothing is sent behind outputs that are not kept, but to who skips them: who asks for these is a process that
+        the dispatcher has given up, for which they were let go, and that will hear so from there.
+        """
         for key in sorted(self.cursors) if self._in_order else self.cursors:
             cursor = self.cursors[key]
             if not cursor.wanted or cursor.spared:
                 continue
             task = cursor.task
+            if task.spared and cursor.told < task.first and not self._skips:
+                continue
             if unsent := cursor.unsent:
                 message = task.messages[cursor.sent - task.freed]
                 last = task.finished and unsent == 1 and message.index + message.count == task.end

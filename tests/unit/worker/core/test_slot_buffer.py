@@ -255,6 +255,16 @@ def test_who_asks_for_them_all_the_same_gets_their_end():
     assert drain(buffer) == [(KEY, 2, 0, True)]
 
 
+def test_who_was_given_up_and_does_not_know_is_sent_nothing_behind_what_it_lacks():
+    buffer = SlotBuffer(10)
+    buffer.begin(KEY, 2, 0)
+    buffer.put(KEY, 2, message(0))
+    buffer.spare(KEY)
+    read(buffer, KEY, 2, 0)
+    buffer.finish(KEY, 2, 1, 0)
+    assert drain(buffer) == []
+
+
 def test_a_message_of_a_forgotten_lease_is_dropped():
     buffer = SlotBuffer(100)
     buffer.begin(KEY, 1, 0)
