@@ -164,7 +164,7 @@ class ItemReads:
 
     def _waited(self, link: Link, questions: ItemQuestions[Wanted], number: int, wanted: Wanted) -> None:
         if questions.forget(number):
-            self._fetch(wanted, None, "waited too long")
+            self._fetch(wanted, link, "waited too long")
 
     def heard(self, connection: Connection, header: msg.CacheAnswer, payload: bytes) -> bool:
         """Take in what a cache server says; False if this is no connection to one."""

@@ -29,7 +29,7 @@ from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.wire.data.data_keys import Credential
 from millrace.wire.tls_files import TlsFiles, beyond_loopback
-from millrace.worker.item_questions import ItemAnswer, ItemQuestions, NextStep, next_step
+from millrace.worker.item_questions import FETCH, ItemAnswer, ItemQuestions, NextStep, next_step
 
 _CONNECT_S = 10.0
 PING_S = 1.0
@@ -298,7 +298,7 @@ class _Session:
         except TimeoutError:
             with self._lock:
                 self._questions.forget(number)
-            return None
+            return FETCH  # also for those who still wait
 
     def say(self, message: msg.CacheRequest) -> None:
         self._queue.put((message, b""))

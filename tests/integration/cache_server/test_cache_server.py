@@ -230,6 +230,21 @@ def test_who_takes_too_long_passes_its_claims_on(serve, worker, pool):
     assert store.read == {"s3://bucket/1": 1}
 
 
+def test_who_has_waited_too_long_reads_it_for_all(serve, worker, pool, monkeypatch):
+    server, hung, store = serve(), Store(), Store()
+    hung.go.clear()
+    first = pool.submit(worker(hung, server).read, entry(1))
+    assert hung.began.acquire(timeout=60)
+    patient = pool.submit(worker(hung, server).read, entry(1))
+    until_joined(server)
+    monkeypatch.setattr("millrace.worker.source_cache.WAIT_S", 0.1)
+    assert worker(store, server).read(entry(1)) == bytes_of(entry(1))
+    assert patient.result(60) == bytes_of(entry(1)), "though who was to fetch it still tries"
+    hung.go.set()
+    assert first.result(60) == bytes_of(entry(1))
+    assert store.read == {"s3://bucket/1": 1}
+
+
 def test_a_file_that_changed_is_another_item(serve, worker):
     server, store = serve(), Store()
     one = worker(store, server)
