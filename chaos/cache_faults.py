@@ -97,7 +97,7 @@ async def remove_cache(crew: Crew, rng: random.Random) -> str:
 
 async def fill_cache(crew: Crew, rng: random.Random) -> str:
     """No room for blocks, for a while."""
-    filler = os.path.join(os.path.dirname(crew.cache_dir), "filler")
+    filler = os.path.join(os.path.dirname(crew.cache_dir), f"filler-{rng.getrandbits(32):x}")
     await _a_block(crew, rng)
     try:
         fill(filler)
