@@ -452,6 +452,9 @@ def test_a_server_that_is_killed_is_done_without_and_found_again_with_what_it_ha
         one = worker(store, address)
         for number in range(20):
             assert one.read(entry(number)) == bytes_of(entry(number))
+        other = worker(store, address)
+        for number in range(20):  # what one has read is on its way to the server as it goes on
+            assert other.read(entry(number)) == bytes_of(entry(number))
         store.go.clear()
         waiting = pool.submit(one.read, entry(99))
         for _ in range(21):
