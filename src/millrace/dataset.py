@@ -16,6 +16,7 @@ from millrace.windowed import pipeline_of
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
+    from millrace.planning.sampler_orders import Sampler
     from millrace.policies.bucket_boundaries import SuggestedBuckets
 
 
@@ -199,6 +200,23 @@ class Dataset(Operators, Viewable):
         from millrace.length_sample import suggested_buckets
 
         return suggested_buckets(self._source, element_length_func, buckets, sample, batch_tokens)
+
+    def sample(self, sampler: Sampler, *, seed: int | None = None) -> Self:
+        """Draws of ``sampler``, anew in each epoch: which elements there are, how often, and in which order.
+
+        Put it behind the source, or behind operators that give one element for each: its input has to be readable at
+        any position.
+
+        Args:
+            sampler: one of :mod:`millrace.samplers`, or an object of one's own with ``positions(size, seed, epoch)``,
+                see :class:`millrace.samplers.Sampler`.
+            seed: that it draws by; None: the pipeline's.
+
+        Raises:
+            PipelineError: it is no sampler.
+        """
+        found, count = validation.sampler(sampler)
+        return self._then(g.Sample, sampler=found, num_samples=count, seed=validation.seed("sample", seed))
 
     def distribute(
         self,

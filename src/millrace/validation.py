@@ -221,6 +221,19 @@ def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
     return Opaque(value, name, where, key=version(operator, key)), count
 
 
+def sampler(value: Any) -> tuple[Opaque, int | None]:
+    """Object that draws positions, and how many in each epoch."""
+    if isinstance(value, type) or not callable(getattr(value, "positions", None)):
+        raise PipelineError(
+            f"sample takes a sampler, such as millrace.samplers.WithReplacement() or an object with a method"
+            f" positions(size, seed, epoch), not {value!r}"
+        )
+    count = getattr(value, "num_samples", None)
+    if count is not None:
+        count = whole("sample", "num_samples", count, 0)
+    return Opaque(value, type(value).__name__, where_of(type(value))), count
+
+
 def index(operator: str, name: str, value: Any, count: int) -> int:
     """Whole number from 0 to ``count`` - 1."""
     if not is_int(value) or not 0 <= value < count:

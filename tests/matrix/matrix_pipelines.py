@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import millrace as mr
-from millrace import Dataset
+from millrace import Dataset, samplers
 
 EPOCHS = 3
 TASKS = 6
@@ -62,6 +62,13 @@ class MapStyle:
         return index
 
 
+class Backwards:
+    """Sampler of one's own."""
+
+    def positions(self, size: int, seed: int, epoch: int) -> np.ndarray:
+        return (np.arange(size)[::-1] + epoch) % size
+
+
 def files(root: Path, ending: str) -> list[str]:
     return [str(root / f"{number}.{ending}") for number in range(7)]
 
@@ -82,6 +89,12 @@ OPERATORS = {
     "flat_map": lambda root: numbers().flat_map(some).batch(20),
     "interleave": lambda root: numbers(270).interleave(part, cycle_length=3, block_length=2).batch(20),
     "shuffle": lambda root: numbers().shuffle(400).map(random).batch(20),
+    "sample": lambda root: numbers(200).sample(samplers.WithReplacement(400)).map(random).batch(20),
+    "sample by weights": lambda root: numbers().sample(samplers.Weighted(range(400))).map(random).batch(20),
+    "sample classes": lambda root: numbers().sample(samplers.ClassBalanced([n % 7 for n in range(400)])).batch(20),
+    "sample windows": lambda root: numbers().sample(samplers.Windowed(30)).batch(20),
+    "sample a curriculum": lambda root: numbers().sample(samplers.Curriculum(range(400), (0.2, 0.6, 1.0))).batch(20),
+    "sample by one's own": lambda root: numbers().sample(Backwards()).map(random).batch(20),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
     "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),

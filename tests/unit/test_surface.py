@@ -33,10 +33,10 @@ SOURCES = [
 OPERATORS = [
     *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
     *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
-    *("prefetch", "rebatch", "repeat", "sample_from_datasets", "shard", "shuffle"),
+    *("prefetch", "rebatch", "repeat", "sample", "sample_from_datasets", "shard", "shuffle"),
     *("skip", "take", "unbatch", "with_options", "zip"),
 ]
-BEHIND = sorted({*OPERATORS} - {"concatenate", "sample_from_datasets", "zip"})
+BEHIND = sorted({*OPERATORS} - {"concatenate", "sample", "sample_from_datasets", "zip"})
 TEN = mr.Dataset.range(10).batch(2)
 
 

@@ -23,6 +23,7 @@ from millrace.control.membership import (
     groups,
     jobs,
     oversized,
+    sampler_agreement,
     stalls,
     task_failures,
     testimony,
@@ -37,6 +38,7 @@ from millrace.control.state.state import State
 from millrace.control.tasks import group_progress, job_progress, leases, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
+from millrace.protocol.sampler_messages import SamplersDrew
 
 
 def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[Event], list[Action]]:
@@ -172,6 +174,7 @@ _OF_WORKERS: dict[type, Callable[[Transaction, str, Any], None]] = {
     msg.TaskReturned: leases.returned,
     msg.LeftoversLost: leases.leftovers_lost,
     msg.TaskFailed: task_failures.failed,
+    SamplersDrew: sampler_agreement.heard,
     msg.SourcesListed: jobs.sources_listed,
     msg.SourcesFailed: _sources_failed,
     msg.JobUnsendable: _unsendable,

@@ -254,6 +254,14 @@ class Shuffle(Node, op="shuffle"):
     reshuffle_each_iteration: bool = True
 
 
+class Sample(Node, op="sample"):
+    """Draws of a sampler, ``num_samples`` in each epoch (None: as many as there are elements)."""
+
+    sampler: Opaque
+    num_samples: int | None = None
+    seed: int | None = None
+
+
 # -- many to one -------------------------------------------------------------------------------------------------------
 
 
@@ -473,7 +481,7 @@ def _postorder(root: Node) -> Iterator[Node]:
 
 
 def _keys(nodes: tuple[Node, ...]) -> Iterator[int]:
-    kinds = ((), (Shuffle, Take, Skip, Shard), (Prefetch, Cache, Autocache, WithOptions))
+    kinds = ((), (Shuffle, Sample, Take, Skip, Shard), (Prefetch, Cache, Autocache, WithOptions))
     counts = [0, 0, 0]
     for node in nodes:
         kind = next((number for number, types in enumerate(kinds) if isinstance(node, types)), 0)

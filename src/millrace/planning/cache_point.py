@@ -59,7 +59,7 @@ def fixed_notice(point: CachePoint) -> str:
 SEMANTICS = 1
 """Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 
-_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle)
+_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample)
 """Operators that only decide which items there are, and in which order."""
 
 _CHOICES: dict[type[g.Node], set[str]] = {
@@ -97,8 +97,7 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
         if isinstance(node, _BY_NUMBER) or node in joined:
             joined.update(node.inputs)
         local = not itemised(units, here) and all(itemised(units, graph.id_of(child)) for child in node.inputs)
-        shuffled = isinstance(node, g.Shuffle) and node.reshuffle_each_iteration and node in joined
-        if local or shuffled or is_random(node):
+        if local or (reorders(node) and node in joined) or is_random(node):
             found.add(here)
     return sorted(found)
 
@@ -150,6 +149,11 @@ def point_fingerprint(
 def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:
     """List the node and all that it needs, inputs first."""
     return g.Graph(graph.nodes[number]).nodes
+
+
+def reorders(node: g.Node) -> bool:
+    """Whether it gives its elements in another order in each epoch."""
+    return isinstance(node, g.Sample) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
 
 
 def is_random(node: g.Node) -> bool:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from millrace.graph import nodes as g
 from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
+from millrace.planning.sampler_orders import Draw
 from millrace.planning.units import INFINITE, Positions, UnitMap
 
 _ROUNDS = 6
@@ -187,10 +188,17 @@ class EpochOrders:
         seed: the job's.
         epoch: number of the epoch.
         chunks: as in the epoch's shape, see :class:`~millrace.planning.epoch_shape.RunShape`.
+
+    Attributes:
+        drawn: hashes of what users' own samplers have drawn for these orders, by sampler, repetition and epoch; as
+            given, if it was.
     """
 
-    def __init__(self, units: UnitMap, seed: int, epoch: int, chunks: int = 0) -> None:
+    def __init__(
+        self, units: UnitMap, seed: int, epoch: int, chunks: int = 0, drawn: dict[str, str] | None = None
+    ) -> None:
         self.units, self.seed, self.epoch, self.chunks = units, seed, epoch, chunks
+        self.drawn: dict[str, str] = {} if drawn is None else drawn
         self._in_chunks = shuffle_in_chunks(units) if chunks else None
 
     def key(self, number: int, repetition: int) -> int:
@@ -200,11 +208,15 @@ class EpochOrders:
         return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
 
     def of(self, number: int, repetition: int) -> Order:
-        """Choose the order of shuffle ``number``: of all units if any sequence costs the same, else of blocks.
+        """Choose the order of ``number``, a shuffle: of all units if any sequence costs the same, else of blocks.
+
+        That of a ``sample`` is what its sampler says.
 
         Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
         elements there: what is collected in one must not be torn apart by another.
         """
+        if isinstance(self.units.graph.nodes[number], g.Sample):
+            return self._sampled(number, repetition)
         units, key = self.units, self.key(number, repetition)
         child = units.graph.id_of(self._shuffle(number).inputs[0])
         below = units.of(child)
@@ -217,6 +229,18 @@ class EpochOrders:
         bounds = units.boundaries(child)
         turns, within = np.divmod(bounds[:-1], below.period)
         return BlockOrder(bounds, key, (np.searchsorted(units.fences(child), within, side="right"), turns))
+
+    def _sampled(self, number: int, repetition: int) -> Order:
+        node = self.units.graph.nodes[number]
+        assert isinstance(node, g.Sample), f"{node} draws nothing"
+        seed = self.seed if node.seed is None else node.seed
+        key = derive(seed, self.units.graph.keys[number], repetition) >> 1
+        size = self.units.of(self.units.graph.id_of(node.inputs[0])).count
+        draw = Draw(number, size, self.units.of(number).count, key, self.epoch)
+        order, drawn = self.units.draws.order(node, draw)
+        if drawn is not None:
+            self.drawn[f"{derive(key, self.epoch):016x}"] = drawn
+        return order
 
     def _shuffle(self, number: int) -> g.Shuffle:
         node = self.units.graph.nodes[number]
@@ -259,6 +283,6 @@ class EpochOrders:
                 return at + node.count
             case g.Shard():
                 return at * node.num_shards + node.index
-            case g.Shuffle():
+            case g.Shuffle() | g.Sample():
                 return self.of(number, repetition).at(at)
         return at

@@ -24,6 +24,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
+from millrace.planning.sampler_orders import SamplerDraws
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
@@ -100,6 +101,7 @@ class UnitMap:
         self.skips = on_error == "skip"
         self._units: dict[int, Units | UnplannableError] = {}
         self.mixtures: dict[int, Mixture] = {}
+        self.draws = SamplerDraws()
         for number, node in enumerate(graph.nodes):
             self._units[number] = self._analyse(number, node)
 
@@ -149,6 +151,8 @@ class UnitMap:
                 return self._source(node, self._summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
+            if isinstance(node, g.Sample):
+                raise PipelineError(_NO_POSITIONS.format(node=node)) from error
             return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
@@ -370,6 +374,26 @@ def _shard(_map: UnitMap, _number: int, node: g.Shard, below: list[Units]) -> Un
     return replace(below[0], count=count)
 
 
+def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> Units:
+    (units,) = below
+    if not units.cheap or units.yields is not Cardinality.ONE or units.count >= INFINITE:
+        raise PipelineError(_NO_POSITIONS.format(node=node))
+    check = getattr(node.sampler.value, "check", None)
+    if check is not None:
+        check(units.count)
+    count = units.count if node.num_samples is None else node.num_samples
+    if count and not units.count:
+        raise PipelineError(f"{node} draws {count} elements in each epoch, and its input has none")
+    return replace(units, count=count)
+
+
+_NO_POSITIONS = (
+    "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it must"
+    " have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
+    " from_webdataset(random_access=True), and nothing before it may leave elements out"
+)
+
+
 def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units]) -> Units:
     _need_positions(node, below)
     return below[0]
@@ -449,6 +473,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Take: _take,
     g.Skip: _skip,
     g.Shard: _shard,
+    g.Sample: _drawn,
     g.Enumerate: _enumerate,
     g.Zip: _zip,
     g.Concatenate: _concatenate,

@@ -33,6 +33,7 @@ from millrace.protocol.group_messages import Audience, DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
+from millrace.protocol.sampler_messages import SamplersDrew
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
 PROTOCOL = 7
@@ -122,8 +123,7 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """The worker keeps elements for the task's parent until it is told to forget them."""
     passed: list[int] = []
     """By node, elements that each operator gave in this run."""
-    nothing: bool = False
-    """What is repeated without end gave no element in this run."""
+    nothing: bool = False  # what is repeated without end gave no element in this run
     left_out: int = 0  # elements at the end of the epoch that filled no round of a coordinated job
 
 
@@ -489,7 +489,7 @@ class Notice(Message, frozen=True, tag="Notice"):
     text: str
 
 
-_OfTasks = TaskFinished | ProbeReport | TaskFailed | LeftoversLost | TaskReturned
+_OfTasks = TaskFinished | ProbeReport | TaskFailed | LeftoversLost | TaskReturned | SamplersDrew
 _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
 _ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding

@@ -15,6 +15,7 @@ from millrace.errors import CodecError, ElementTooLargeError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.protocol.messages import FromWorker, LeaseTask
+from millrace.protocol.sampler_messages import SamplersDrew
 from millrace.wire.error_codec import failure_of
 from millrace.worker.cache_access import CacheAccess
 from millrace.worker.core import worker_actions as act
@@ -108,6 +109,10 @@ class LaneThread:
             raise StoppedError
         return verdict
 
+    def say(self, message: FromWorker) -> None:
+        """Have the dispatcher told something, in the run."""
+        self._feed(inp.Say(message))
+
     def _work(self) -> None:
         while (work := self._leases.get()) is not None:
             self._feed(self._run(*work))
@@ -154,6 +159,7 @@ class _Run:
         self._caches = caches
         self._reporter = ProbeReporter(lease, lane.ask)
         self._expected: list[int] = []
+        self._drawn = 0
 
     def run(self, ask: Ask, told: list[FromWorker]) -> inp.RunFinished:
         """Run the lease; what the dispatcher is to hear of its cache goes to ``told``, however it ends."""
@@ -193,7 +199,9 @@ class _Run:
                 owner=lane.slot,
             ) as run,
         ):
+            self._say_drawn(run.drawn)
             for chunk in _until(run, failures := list[Exception]()):
+                self._say_drawn(run.drawn)
                 going = self._step(program)
                 before, made = made, made + len(chunk)
                 self._reporter.outputs = made
@@ -213,6 +221,12 @@ class _Run:
         outputs, more = divmod(made, together)
         assert not more, f"{self._last_operator()} gave {more} batches too many for whole rounds"
         return inp.RunFinished(outputs, run.skipped, run.passed, nothing, kept, run.left_out)
+
+    def _say_drawn(self, drawn: dict[str, str]) -> None:
+        """Say what samplers have drawn for the task, if it is more than was said."""
+        if len(drawn) > self._drawn:
+            self._drawn = len(drawn)
+            self._lane.say(SamplersDrew(self._lease.ref.job, self._lease.ref.epoch, dict(drawn)))
 
     def _step(self, program: Program) -> act.GoOn:
         going = self._lane.ask(inp.Step())

@@ -38,6 +38,7 @@ from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured
 from millrace.protocol.cache_server_messages import CacheServerHello
 from millrace.protocol.reports import Flow, LaneReport, Pace
+from millrace.protocol.sampler_messages import SamplersDrew
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -66,6 +67,7 @@ def live() -> Service:
     _repeat_nothing(service)
     _coordinate(service)
     _read_in_chunks(service)
+    _draw(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -99,6 +101,17 @@ def _prepare_in_vain(service: Service) -> None:
         if peer.done and peer.epoch.epoch == 0:
             service.begin(peer)
     assert service.state.jobs["vain"].failure == failure
+
+
+def _draw(service: Service) -> None:
+    """A job whose elements a sampler draws."""
+    peer = service.join("drawn", "drawn")
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    (name,) = [name for name, worker in service.state.workers.items() if "drawn" in worker.open][:1]
+    service.say(inp.WorkerSaid(name, SamplersDrew("drawn", 0, {"0123456789abcdef": "fedcba9876543210"})))
+    assert service.state.jobs["drawn"].epochs[0].drawn
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _be_slow(service: Service) -> None:

@@ -31,6 +31,7 @@ TAGS = {
         "CacheUsed",
         "JobUnsendable",
         "LeftoversLost",
+        "SamplersDrew",
         "ShardingChosen",
         "SourcesFailed",
         "SourcesListed",

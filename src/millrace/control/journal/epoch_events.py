@@ -131,6 +131,15 @@ class EpochHeld(EpochEvent, frozen=True, tag="EpochHeld"):
         state.jobs[self.job].epochs[self.epoch].held = True
 
 
+class SamplersDrawn(EpochEvent, frozen=True, tag="SamplersDrawn"):
+    """A worker said what users' own samplers have drawn for the epoch: by sampler, what nobody had said before."""
+
+    drawn: dict[str, str]
+
+    def apply(self, state: State) -> None:
+        state.jobs[self.job].epochs[self.epoch].drawn.update(self.drawn)
+
+
 class EpochSettled(EpochEvent, frozen=True, tag="EpochSettled"):
     """All of its tasks have a slot, but for those of readers that have left; or no longer (``undone``): one is back."""
 

@@ -134,6 +134,7 @@ class Epoch(msgspec.Struct):
         own: by reader, and by task, as ``starts`` where readers had read unequally much before the epoch was resumed;
             -1: all of it.
         left_out: by task that ended, elements that filled no round.
+        drawn: hashes of what users' own samplers drew for it, as its workers said.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         why: it is read in so many chunks.
@@ -175,6 +176,7 @@ class Epoch(msgspec.Struct):
     without: dict[int, list[int]] = {}
     own: dict[int, dict[int, int]] = {}
     left_out: dict[int, int] = {}
+    drawn: dict[str, str] = {}
     pieces: list[Piece] = []
     chunks: int = 0
     why: str = ""

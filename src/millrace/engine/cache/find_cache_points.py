@@ -9,7 +9,7 @@ from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
 from millrace.graph import nodes as g
 from millrace.graph.serialize import PASSING
-from millrace.planning.cache_point import CachePoint, frozen_by, is_random, point_fingerprint
+from millrace.planning.cache_point import CachePoint, frozen_by, is_random, point_fingerprint, reorders
 from millrace.planning.split_table import SplitTable
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Cardinality, UnitMap
@@ -70,11 +70,7 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
 def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
     """Find a shuffle that decides in every epoch anew which units a task has at a point."""
     return next(
-        (
-            node
-            for node in graph.nodes
-            if isinstance(node, g.Shuffle) and node.reshuffle_each_iteration and point in g.Graph(node).nodes
-        ),
+        (node for node in graph.nodes if reorders(node) and point in g.Graph(node).nodes),
         None,
     )
 

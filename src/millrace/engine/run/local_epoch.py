@@ -17,8 +17,9 @@ from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.run.outlook import ComingTask
-from millrace.engine.run.program import Program, Run
+from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
+from millrace.engine.run.task_run import Run
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused

@@ -164,6 +164,13 @@ class Lowering:
         inputs = self.units(child, feed, repetition) if local else self._interleaved(child, feed, repetition)
         return self._operator(number, node, [inputs], repetition)
 
+    def _drawn(self, number: int, node: g.Sample, feed: Feed, repetition: int) -> Chunks:
+        order = self.task.orders.of(number, repetition)
+        ours, theirs = index_streams.tee(feed, 2)
+        return index_streams.positioned(
+            self._input(node, map(order.at, theirs), repetition), ours, Origin(number, 0, repetition)
+        )
+
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
         """Interleave several stretches of the child's units, a block of elements from each in turn."""
         active: list[index_streams.Elements] = []
@@ -376,6 +383,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Shard: Lowering._shard,  # noqa: SLF001
     g.Enumerate: Lowering._enumerate,  # noqa: SLF001
     g.Shuffle: Lowering._shuffle,  # noqa: SLF001
+    g.Sample: Lowering._drawn,  # noqa: SLF001
     g.Batch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
     g.Zip: Lowering._zip,  # noqa: SLF001

@@ -39,7 +39,7 @@ from millrace.sources.source import PositionSource, SequentialSource
 if TYPE_CHECKING:
     from millrace.engine.cache.cache_writer import CacheWriter
     from millrace.engine.cache.cached_items import ActivePoint
-    from millrace.engine.run.program import Run
+    from millrace.engine.run.task_run import Run
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ class RunningTask:
         if number not in self._reused or self.epoch == 0:
             return self
         first = copy.copy(self)
-        first.epoch, first.orders = 0, EpochOrders(self.units, self.seed, 0, self.orders.chunks)
+        first.epoch, first.orders = 0, EpochOrders(self.units, self.seed, 0, self.orders.chunks, self.orders.drawn)
         first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
         return first
 

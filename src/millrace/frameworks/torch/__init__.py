@@ -4,5 +4,6 @@ from millrace.blocks.samples.sample_cache import SampleCache
 from millrace.frameworks.torch.cached_dataset import CachedDataset
 from millrace.frameworks.torch.prefetch_sampler import PrefetchSampler
 from millrace.frameworks.torch.torch_dataset import TorchDataset, to_tensor
+from millrace.frameworks.torch.torch_sampler import TorchSampler
 
-__all__ = ["CachedDataset", "PrefetchSampler", "SampleCache", "TorchDataset", "to_tensor"]
+__all__ = ["CachedDataset", "PrefetchSampler", "SampleCache", "TorchDataset", "TorchSampler", "to_tensor"]

@@ -1,0 +1,136 @@
+"""Sampler orders: which element of its input each draw of ``sample`` is, as the user's sampler says."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import PipelineError
+from millrace.graph import nodes as g
+
+Positions = npt.NDArray[np.int64]
+_REMEMBERED = 4
+"""Epochs of a sampler whose positions are remembered: of one that is read, and of those computed ahead."""
+
+
+class Sampler(Protocol):
+    """Sampler: an object that chooses which elements an epoch has, and in which order.
+
+    It may have an attribute ``num_samples``, the number of draws of an epoch; without it, or where that is None, there
+    are as many as elements.
+    """
+
+    def positions(self, size: int, seed: int, epoch: int) -> Positions:
+        """Draw an epoch.
+
+        It must depend on its arguments and on nothing else, as several processes call it, and have to agree.
+
+        Args:
+            size: number of elements that there are.
+            seed: of 63 bits.
+            epoch: number of the epoch, from 0 on.
+
+        Returns:
+            int64 of shape (num_samples,), each in [0, size).
+        """
+        ...
+
+
+class Draw(NamedTuple):
+    """Sampler and epoch that positions are of.
+
+    Attributes:
+        number: of the node.
+        size: number of elements that there are.
+        draws: number of these in an epoch.
+        seed: given to the sampler.
+        epoch: number of the epoch.
+    """
+
+    number: int
+    size: int
+    draws: int
+    seed: int
+    epoch: int
+
+
+class SamplerOrder:
+    """Order of the draws of one epoch.
+
+    Args:
+        at: finds the elements of draws; int64 of the same shape.
+    """
+
+    windowed = False
+
+    def __init__(self, at: Callable[[Positions], Positions]) -> None:
+        self.at = at
+
+    def stretches(self, positions: Positions) -> Iterator[Positions]:
+        """Elements of these draws; any costs the same, so that they are read in one go."""
+        yield self.at(positions)
+
+
+class SamplerDraws:
+    """Positions that users' own samplers have drawn, of the last epochs. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drawn: dict[Draw, tuple[Positions, str]] = {}
+
+    def order(self, node: g.Sample, draw: Draw) -> tuple[SamplerOrder, str | None]:
+        """Make the order of an epoch's draws.
+
+        Returns:
+            the order, and of a user's own sampler a hash of all positions.
+
+        Raises:
+            PipelineError: the sampler fails, or gives what are no positions.
+        """
+        sampler: Any = node.sampler.value
+        at = getattr(sampler, "at", None)
+        if at is not None:
+            return SamplerOrder(lambda draws: at(draws, draw.size, draw.seed, draw.epoch)), None
+        with self._lock:
+            found = self._drawn.pop(draw, None)
+            if found is None:
+                drawn = drawn_by(sampler, node, draw)
+                found = drawn, hashlib.blake2b(drawn.tobytes(), digest_size=8).hexdigest()
+            self._drawn[draw] = found
+            while len(self._drawn) > _REMEMBERED:
+                del self._drawn[next(iter(self._drawn))]
+        return SamplerOrder(found[0].__getitem__), found[1]
+
+
+def drawn_by(sampler: Any, node: g.Sample, draw: Draw) -> Positions:
+    """Have a user's own sampler draw an epoch, and check what it gives.
+
+    Raises:
+        PipelineError: it fails, or gives what are no positions, or not as many as there should be.
+    """
+    try:
+        positions = np.asarray(sampler.positions(draw.size, draw.seed, draw.epoch))
+    except Exception as error:
+        where = f"positions({draw.size}, {draw.seed}, {draw.epoch})"
+        raise PipelineError(f"{node}: {where} of the sampler raised {type(error).__name__}: {error}") from error
+    if positions.ndim != 1 or not (np.issubdtype(positions.dtype, np.integer) or not positions.size):
+        raise PipelineError(
+            f"{node}: the sampler must give whole numbers in one dimension, and gave {positions.dtype}"
+            f" of shape {positions.shape} for epoch {draw.epoch}"
+        )
+    if len(positions) != draw.draws:
+        raise PipelineError(
+            f"{node}: the sampler gave {len(positions)} positions for epoch {draw.epoch}, and an epoch has {draw.draws}"
+            " draws: its num_samples says how many, None stands for as many as there are elements"
+        )
+    if len(positions) and not (positions.min() >= 0 and positions.max() < draw.size):
+        raise PipelineError(
+            f"{node}: the sampler gave positions from {positions.min()} to {positions.max()} for epoch {draw.epoch},"
+            f" and there are {draw.size} elements, from 0 on"
+        )
+    return positions.astype(np.int64)
