@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.integration.service.fork_server import ForkServer
 from tests.integration.service.service_data import write_data
 from tests.integration.service.service_driving import Service
 from tests.matrix import matrix_pipelines as matrix
@@ -29,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def services() -> Iterator[tuple[str, str]]:
     """Addresses of one with one worker, and of one with two."""
-    with Service(1) as one, Service(2) as two:
+    with ForkServer() as Service.fork_server, Service(1) as one, Service(2) as two:
         yield one.address, two.address
 
 
