@@ -215,8 +215,7 @@ class Dataset(Operators, Viewable):
         Raises:
             PipelineError: it is no sampler.
         """
-        found, count = validation.sampler(sampler)
-        return self._then(g.Sample, sampler=found, num_samples=count, seed=validation.seed("sample", seed))
+        return self._then(g.Sample, **validation.sampler(sampler), seed=validation.seed("sample", seed))
 
     def distribute(
         self,

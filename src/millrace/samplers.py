@@ -6,6 +6,7 @@ an epoch's draws without the others. One's own needs ``positions`` alone, see :c
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -28,12 +29,16 @@ class ComputedSampler(ABC):
 
     Args:
         num_samples: draws of an epoch; None: as many as there are elements.
+
+    Attributes:
+        contents: name, and hash of the weights and the like that it draws by: a state of other ones is refused.
     """
 
     def __init__(self, num_samples: int | None = None) -> None:
         name = type(self).__name__
         self.num_samples = None if num_samples is None else whole(name, "num_samples", num_samples, 0)
         self._each = "", 0  # what it has one of for each element, and how many
+        self.contents = name
 
     @abstractmethod
     def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
@@ -105,6 +110,7 @@ class Weighted(ComputedSampler):
         self._last = int(np.flatnonzero(given)[-1])
         self._cumulated = np.cumsum(given)
         self._each = "weights", len(given)
+        self.contents += " " + _hash(self._cumulated)
 
     def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
         """Find the positions of some draws, see :meth:`ComputedSampler.at`."""
@@ -139,6 +145,7 @@ class ClassBalanced(ComputedSampler):
         self._sizes = np.bincount(classes, minlength=len(names))
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._each = "labels", len(given)
+        self.contents += " " + _hash(self._members, self._sizes)
 
     def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
         """Find the positions of some draws, see :meth:`ComputedSampler.at`."""
@@ -170,6 +177,7 @@ class Windowed(ComputedSampler):
     def __init__(self, window: int) -> None:
         super().__init__()
         self._window = whole("Windowed", "window", window, 1)
+        self.contents += f" {self._window}"
 
     def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
         """Find the positions of some draws, see :meth:`ComputedSampler.at`."""
@@ -213,6 +221,7 @@ class Curriculum(ComputedSampler):
         self._easiest = np.argsort(given, kind="stable")
         self._shares = tuple(map(float, shares))
         self._each = "difficulties", len(given)
+        self.contents += " " + _hash(self._easiest, np.array(self._shares))
 
     def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
         """Find the positions of some draws, see :meth:`ComputedSampler.at`."""
@@ -228,6 +237,14 @@ def _permuted(draws: Positions, size: int, key: int) -> Positions:
         chosen = np.flatnonzero(turns == turn)
         found[chosen] = FullPermutation(size, derive(key, turn)).at(within[chosen])
     return found
+
+
+def _hash(*arrays: npt.NDArray[np.generic]) -> str:
+    """Hash what a sampler draws by."""
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()
 
 
 def _hashes(draws: Positions, key: int) -> npt.NDArray[np.uint64]:

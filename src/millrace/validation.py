@@ -221,8 +221,8 @@ def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
     return Opaque(value, name, where, key=version(operator, key)), count
 
 
-def sampler(value: Any) -> tuple[Opaque, int | None]:
-    """Object that draws positions, and how many in each epoch."""
+def sampler(value: Any) -> dict[str, Any]:
+    """Object that draws positions, how many in each epoch, and the hash of what it draws by."""
     if isinstance(value, type) or not callable(getattr(value, "positions", None)):
         raise PipelineError(
             f"sample takes a sampler, such as millrace.samplers.WithReplacement() or an object with a method"
@@ -231,7 +231,8 @@ def sampler(value: Any) -> tuple[Opaque, int | None]:
     count = getattr(value, "num_samples", None)
     if count is not None:
         count = whole("sample", "num_samples", count, 0)
-    return Opaque(value, type(value).__name__, where_of(type(value))), count
+    found = Opaque(value, type(value).__name__, where_of(type(value)))
+    return {"sampler": found, "num_samples": count, "contents": getattr(value, "contents", "")}
 
 
 def index(operator: str, name: str, value: Any, count: int) -> int:

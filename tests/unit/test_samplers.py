@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace import Dataset, PipelineError, samplers
+from millrace import Dataset, PipelineError, StateError, samplers
 from millrace.planning.orders import EpochOrders
 from millrace.planning.units import UnitMap
 from millrace.samplers import ClassBalanced, Curriculum, Shuffled, Weighted, Windowed, WithReplacement
@@ -122,6 +122,36 @@ def test_epochs_and_seeds_draw_otherwise():
     sampler = WithReplacement()
     drawn = [tuple(sampler.positions(100, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
     assert len(set(drawn)) == 4
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Shuffled(), WithReplacement()),
+        (Weighted([1, 2, 3]), Weighted([1, 2, 4])),
+        (ClassBalanced([0, 0, 1]), ClassBalanced([0, 1, 1])),
+        (Windowed(2), Windowed(3)),
+        (Curriculum([1, 2, 3], (0.5,)), Curriculum([1, 2, 3], (0.6,))),
+        (Shuffled(3), Shuffled(4)),
+    ],
+)
+def test_a_state_goes_on_with_the_same_draws_alone(before, after):
+    def stopped(sampler):
+        elements = iter(Dataset.range(3).sample(sampler).with_options(seed=1))
+        return [next(elements), next(elements)], elements
+
+    begun, elements = stopped(before)
+    state = elements.state_dict()
+    again = Dataset.range(3).sample(before).with_options(seed=1)
+    again.load_state_dict(state)
+    assert begun + list(again) == list(Dataset.range(3).sample(before).with_options(seed=1))
+    other = Dataset.range(3).sample(after).with_options(seed=1)
+    with pytest.raises(StateError):
+        other.load_state_dict(state)
+        list(other)
 
 
 # -- in a pipeline -----------------------------------------------------------------------------------------------------

@@ -255,10 +255,14 @@ class Shuffle(Node, op="shuffle"):
 
 
 class Sample(Node, op="sample"):
-    """Draws of a sampler, ``num_samples`` in each epoch (None: as many as there are elements)."""
+    """Draws of a sampler, ``num_samples`` in each epoch (None: as many as there are elements).
+
+    ``contents`` is a hash of the weights and the like that it draws by; empty: of one's own, of which that isn't known.
+    """
 
     sampler: Opaque
     num_samples: int | None = None
+    contents: str = ""
     seed: int | None = None
 
 
