@@ -111,7 +111,10 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
         find_user(options.worker_user)
         limits += ["--user", options.worker_user]
     cluster = LocalCluster(
-        dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options), *limits], token, options.tls
+        dispatcher,
+        ["--host", options.host or LOOPBACK, "--zone", options.zone, *_of_workers(options), *limits],
+        token,
+        options.tls,
     )
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))

@@ -18,6 +18,8 @@ SERVICE = "MILLRACE_SERVICE"
 DEFAULT_SERVICE = "grpc://localhost:5050"
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 TLS = "MILLRACE_TLS"
+ZONE = "MILLRACE_ZONE"
+_LONGEST_ZONE = 63
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
@@ -127,6 +129,17 @@ def tls_of(options: argparse.Namespace) -> TlsFiles | None:
     return TlsFiles(options.tls, demands=options.mtls) if options.tls else None
 
 
+def add_zone(command: argparse.ArgumentParser, what: str) -> None:
+    """Add the option about a zone, which is ``what``."""
+    command.add_argument(
+        "--zone",
+        type=zone_name,
+        default=os.environ.get(ZONE, ""),
+        metavar="NAME",
+        help=f"{what} (default: ${ZONE}, or none)",
+    )
+
+
 def add_process(command: argparse.ArgumentParser) -> None:
     """Add the options of every process of a service."""
     command.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
@@ -227,6 +240,15 @@ def trust(text: str) -> tuple[str, list[str]]:
     if not (reader and all(names)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and whom it trusts, such as vision=speech,ads")
     return reader, names
+
+
+def zone_name(text: str) -> str:
+    """Parse the name of a zone; empty: none."""
+    if len(text) > _LONGEST_ZONE or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a zone, of {_LONGEST_ZONE} characters at most and without spaces"
+        )
+    return text
 
 
 def port_number(text: str) -> int:

@@ -22,6 +22,7 @@ from millrace.cli.options import (
     add_process,
     add_scaling,
     add_source_cache,
+    add_zone,
     amount,
     positive,
     quota,
@@ -77,6 +78,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     add_cache(command)
     add_source_cache(command)
+    add_zone(command, "of the workers and the cache server that it starts on this machine")
     command.add_argument(
         "--tokens",
         metavar="FILE",
@@ -161,6 +163,7 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--job", default="", metavar="NAME", help="serve this job alone, which is read on this machine (default: any)"
     )
+    add_zone(command, "that it is in: it asks the cache servers there, and all where it has none")
     command.add_argument(
         "--drain-timeout",
         type=amount,
@@ -292,8 +295,7 @@ def _cache_server(options: argparse.Namespace, address: str, token: str | None) 
     size = () if options.source_cache_bytes is None else ("--bytes", str(options.source_cache_bytes))
     command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *size]
     where = [
-        "--host",
-        options.host or LOOPBACK,
+        *("--host", options.host or LOOPBACK, "--zone", options.zone),
         *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
     ]
     return RespawnedProcesses("the cache server", command + where, 1, token, options.tls)
@@ -351,6 +353,7 @@ def _worker(options: argparse.Namespace) -> int:
         tls=tls_of(options),
         insecure=options.insecure,
         broker=broker,
+        zone=options.zone,
     )
     os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)

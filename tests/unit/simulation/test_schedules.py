@@ -14,8 +14,8 @@ from millrace.simulation.simulated_cluster import EVENTS, play
 
 SEEDS = [*range(12), 27, 42, 49, 81]
 """Together they have all kinds of faults; `millrace simulate faults` plays more."""
-WITH_CACHE_SERVERS = [5, 6, 28, 124]
-"""Together they have all that can happen to these; in some of them nothing fails at first."""
+WITH_CACHE_SERVERS = [5, 6, 28, 124, 147, 252, 261]
+"""Together they have all that can happen to these; in some of them nothing fails at first, and some have zones."""
 MANY_S = 600
 """Seconds for a test that plays many schedules, some of which take two."""
 
@@ -47,6 +47,7 @@ def test_nothing_is_violated_while_cache_servers_fail():
     assert items["found"] > 100
     assert items["waited for"] > 3
     assert items["ordered before anything failed"] > 100
+    assert items["asked in a zone"] > 10
 
 
 VIOLATED = [283, 504, 513, 558, 598, 624, 695, 705, 1159, 1214, 1602, 2230, 2332, 2703, 2715, 2853, 4464, 5688, 5749]
