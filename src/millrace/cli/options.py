@@ -64,13 +64,14 @@ def add_source_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--source-cache",
         metavar="DIR",
-        help="folder of this machine in which a cache server keeps what workers read from stores (default: none)",
+        help="folder of this machine in which a cache server keeps what workers read from stores, with --cluster ray of"
+        " each node that has workers (default: none)",
     )
     command.add_argument(
         "--source-cache-bytes",
         type=size,
         metavar="N",
-        help="that it may take, e.g. 500GB (default: half of what is free where the folder is)",
+        help="that each may take, e.g. 500GB (default: half of what is free where the folder is)",
     )
 
 

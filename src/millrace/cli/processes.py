@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from millrace.cli.clusters import add_clusters, cluster_of
+from millrace.cli.clusters import add_clusters, caches_on_nodes, cluster_of, of_cache_server
 from millrace.cli.options import (
     LOOPBACK,
     TOKEN,
@@ -271,7 +271,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
             await asyncio.wait([starting])
             return
         address = f"grpc://{starting.result()}"
-        if options.source_cache is not None:
+        if options.source_cache is not None and not caches_on_nodes(options):
             source_cache = _cache_server(options, address, worker_token or token)
         if options.parent_pipe:
             said = json.dumps({"address": address, "pid": os.getpid()})
@@ -292,12 +292,8 @@ def _cache_server(options: argparse.Namespace, address: str, token: str | None) 
     """Start a cache server on this machine."""
     from millrace.clusters.respawned_processes import RespawnedProcesses
 
-    size = () if options.source_cache_bytes is None else ("--bytes", str(options.source_cache_bytes))
-    command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *size]
-    where = [
-        *("--host", options.host or LOOPBACK, "--zone", options.zone),
-        *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
-    ]
+    command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *of_cache_server(options)]
+    where = ["--host", options.host or LOOPBACK, "--zone", options.zone]
     return RespawnedProcesses("the cache server", command + where, 1, token, options.tls)
 
 
