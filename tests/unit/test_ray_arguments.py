@@ -75,6 +75,15 @@ def test_a_service_asks_for_what_it_was_told(started):
     assert len(token) == 64
 
 
+def test_nodes_keep_what_is_read_where_they_are_told(started):
+    mr.RayService(1, 1, source_cache="/nvme/millrace", source_cache_bytes=500)
+    ((options, _),) = started
+    pairs = dict(zip(options[::2], options[1::2], strict=True))
+    assert (pairs["--source-cache"], pairs["--source-cache-bytes"]) == ("/nvme/millrace", "500")
+    with pytest.raises(mr.PipelineError, match="say where it is, with source_cache="):
+        mr.RayService(1, 1, source_cache_bytes=500)
+
+
 def test_a_token_is_drawn_only_where_there_is_none(started, monkeypatch):
     mr.RayService(1, 1, token="mine")
     monkeypatch.setenv("MILLRACE_TOKEN", "ours")

@@ -53,6 +53,7 @@ class CacheServerProcess:
         name: unique in the service; None draws one.
         tls: this host's certificates; None: none.
         insecure: that it can be heard on other networks than loopback is no mistake.
+        zone: that it is in: the workers there ask it, and those of zones without cache servers; empty: in none.
 
     Raises:
         CacheError: the folder can't be used.
@@ -71,7 +72,9 @@ class CacheServerProcess:
         name: str | None = None,
         tls: TlsFiles | None = None,
         insecure: bool = False,
+        zone: str = "",
     ) -> None:
+        self._zone = zone
         self.id = name or uuid.uuid4().hex
         self._host, self._port, self._token, self._insecure = host, port, token, insecure
         self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
@@ -146,7 +149,7 @@ class CacheServerProcess:
         pauses, told = delays(), False
         assert self._server is not None
         address = format_address(self._advertised, parse_address(self._server.address)[1])
-        hello = CacheServerHello(self.id, address, platform.node(), os.getpid(), self._most_bytes)
+        hello = CacheServerHello(self.id, address, platform.node(), os.getpid(), self._most_bytes, self._zone)
         while not self._over.is_set():
             answered = False
             try:

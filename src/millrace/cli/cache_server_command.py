@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from millrace.cli.options import LOOPBACK, TOKEN, add_listening, add_process, size, tls_of, token_of
+from millrace.cli.options import LOOPBACK, TOKEN, add_listening, add_process, add_zone, size, tls_of, token_of
 from millrace.cli.shutdown import end_with, exit_status
 
 
@@ -25,6 +25,7 @@ def add_cache_server(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add_listening(command, port=0)
     command.add_argument("--advertise", metavar="HOST", help="host name under which workers reach this server")
     command.add_argument("--name", help="unique in the service (default: drawn)")
+    add_zone(command, "that this server is in: workers there ask the servers of their zone, and no others")
     add_process(command)
     command.set_defaults(run=_cache_server)
 
@@ -45,6 +46,7 @@ def _cache_server(options: argparse.Namespace) -> int:
         name=options.name,
         tls=tls_of(options),
         insecure=options.insecure,
+        zone=options.zone,
     )
     os.environ.pop(TOKEN, None)
     end_with(server.stop, parent_pipe=options.parent_pipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -89,6 +90,19 @@ def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Calla
     return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None
 
 
+def caches_on_nodes(options: argparse.Namespace) -> bool:
+    """Whether the cluster that was asked for runs a source cache on its nodes, rather than the dispatcher beside it."""
+    return bool(options.cluster == "ray" and options.workers[1])
+
+
+def of_cache_server(options: argparse.Namespace) -> list[str]:
+    """Options of the dispatcher's command line that a cache server gets, wherever it runs."""
+    return [
+        *(() if options.source_cache_bytes is None else ("--bytes", str(options.source_cache_bytes))),
+        *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
+    ]
+
+
 def _of_workers(options: argparse.Namespace) -> list[str]:
     """Options of the dispatcher's command line that its workers get as they are."""
     return [
@@ -111,7 +125,10 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
         find_user(options.worker_user)
         limits += ["--user", options.worker_user]
     cluster = LocalCluster(
-        dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options), *limits], token, options.tls
+        dispatcher,
+        ["--host", options.host or LOOPBACK, "--zone", options.zone, *_of_workers(options), *limits],
+        token,
+        options.tls,
     )
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))
@@ -122,6 +139,8 @@ def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[]
     with _installed("ray", "--cluster ray and RayService need Ray: pip install 'millrace[ray]'"):
         from millrace.clusters.ray import RayCluster
 
+    folder = options.source_cache
+    source_cache = None if folder is None else (os.path.abspath(folder), of_cache_server(options))
     sys.stdout = sys.stderr  # Ray prints what workers print; standard output is for a program to read
     cluster = RayCluster(
         dispatcher,
@@ -132,6 +151,7 @@ def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[]
         num_cpus=options.worker_cpus,
         memory=options.worker_memory,
         resources=dict(options.worker_resource),
+        source_cache=source_cache,
     )
     options.host = options.host or cluster.host  # which all nodes reach
     return cluster

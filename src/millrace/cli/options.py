@@ -18,6 +18,8 @@ SERVICE = "MILLRACE_SERVICE"
 DEFAULT_SERVICE = "grpc://localhost:5050"
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 TLS = "MILLRACE_TLS"
+ZONE = "MILLRACE_ZONE"
+_LONGEST_ZONE = 63
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
@@ -62,13 +64,14 @@ def add_source_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--source-cache",
         metavar="DIR",
-        help="folder of this machine in which a cache server keeps what workers read from stores (default: none)",
+        help="folder of this machine in which a cache server keeps what workers read from stores, with --cluster ray of"
+        " each node that has workers (default: none)",
     )
     command.add_argument(
         "--source-cache-bytes",
         type=size,
         metavar="N",
-        help="that it may take, e.g. 500GB (default: half of what is free where the folder is)",
+        help="that each may take, e.g. 500GB (default: half of what is free where the folder is)",
     )
 
 
@@ -125,6 +128,17 @@ def tls_of(options: argparse.Namespace) -> TlsFiles | None:
     if options.mtls and not options.tls:
         raise PipelineError(f"--mtls is about certificates: say where they are, too, with --tls or {TLS}")
     return TlsFiles(options.tls, demands=options.mtls) if options.tls else None
+
+
+def add_zone(command: argparse.ArgumentParser, what: str) -> None:
+    """Add the option about a zone, which is ``what``."""
+    command.add_argument(
+        "--zone",
+        type=zone_name,
+        default=os.environ.get(ZONE, ""),
+        metavar="NAME",
+        help=f"{what} (default: ${ZONE}, or none)",
+    )
 
 
 def add_process(command: argparse.ArgumentParser) -> None:
@@ -227,6 +241,15 @@ def trust(text: str) -> tuple[str, list[str]]:
     if not (reader and all(names)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and whom it trusts, such as vision=speech,ads")
     return reader, names
+
+
+def zone_name(text: str) -> str:
+    """Parse the name of a zone; empty: none."""
+    if len(text) > _LONGEST_ZONE or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a zone, of {_LONGEST_ZONE} characters at most and without spaces"
+        )
+    return text
 
 
 def port_number(text: str) -> int:

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from millrace.cli.clusters import add_clusters, cluster_of
+from millrace.cli.clusters import add_clusters, caches_on_nodes, cluster_of, of_cache_server
 from millrace.cli.options import (
     LOOPBACK,
     TOKEN,
@@ -22,6 +22,7 @@ from millrace.cli.options import (
     add_process,
     add_scaling,
     add_source_cache,
+    add_zone,
     amount,
     positive,
     quota,
@@ -77,6 +78,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     add_cache(command)
     add_source_cache(command)
+    add_zone(command, "of the workers and the cache server that it starts on this machine")
     command.add_argument(
         "--tokens",
         metavar="FILE",
@@ -161,6 +163,7 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--job", default="", metavar="NAME", help="serve this job alone, which is read on this machine (default: any)"
     )
+    add_zone(command, "that it is in: it asks the cache servers there, and all where it has none")
     command.add_argument(
         "--drain-timeout",
         type=amount,
@@ -268,7 +271,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
             await asyncio.wait([starting])
             return
         address = f"grpc://{starting.result()}"
-        if options.source_cache is not None:
+        if options.source_cache is not None and not caches_on_nodes(options):
             source_cache = _cache_server(options, address, worker_token or token)
         if options.parent_pipe:
             said = json.dumps({"address": address, "pid": os.getpid()})
@@ -289,13 +292,8 @@ def _cache_server(options: argparse.Namespace, address: str, token: str | None) 
     """Start a cache server on this machine."""
     from millrace.clusters.respawned_processes import RespawnedProcesses
 
-    size = () if options.source_cache_bytes is None else ("--bytes", str(options.source_cache_bytes))
-    command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *size]
-    where = [
-        "--host",
-        options.host or LOOPBACK,
-        *(f"--{name}" for name in ("mtls", "insecure") if getattr(options, name)),
-    ]
+    command = ["cache-server", "--dispatcher", address, "--dir", options.source_cache, *of_cache_server(options)]
+    where = ["--host", options.host or LOOPBACK, "--zone", options.zone]
     return RespawnedProcesses("the cache server", command + where, 1, token, options.tls)
 
 
@@ -351,6 +349,7 @@ def _worker(options: argparse.Namespace) -> int:
         tls=tls_of(options),
         insecure=options.insecure,
         broker=broker,
+        zone=options.zone,
     )
     os.environ.pop(TOKEN, None)  # functions print their environment, and start processes with it
     end_with(worker.stop, parent_pipe=options.parent_pipe)

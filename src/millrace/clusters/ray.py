@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from millrace.clusters.child_process import STOP_S, describe_exit, hang_up, reap, spawn
+from millrace.clusters.ray_cache_servers import RayCacheServers
 from millrace.clusters.subprocesses import STDERR
 from millrace.dispatcher.cluster_contract import Cluster, Ended
 from millrace.errors import ServiceError
@@ -43,6 +44,8 @@ class RayCluster(Cluster):
         num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
         memory: bytes that Ray sets aside for each; None: it does not count them.
         resources: others that it sets aside, by name.
+        source_cache: folder on the nodes, and further options of ``millrace cache-server``: each node that has workers
+            runs one; see :class:`~millrace.clusters.ray_cache_servers.RayCacheServers`. None: none does.
 
     Attributes:
         host: address of this node, at which the others reach it.
@@ -62,6 +65,7 @@ class RayCluster(Cluster):
         num_cpus: float = 1.0,
         memory: int | None = None,
         resources: Mapping[str, float] | None = None,
+        source_cache: tuple[str, Sequence[str]] | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._options = ["--threads", str(max(1, int(num_cpus))), *options]
@@ -78,6 +82,8 @@ class RayCluster(Cluster):
         )
         self._actors: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
+        self._source_cache = source_cache
+        self._cache_servers: RayCacheServers | None = None
         self._followers: set[asyncio.Task[None]] = set()
         self._ended: Ended = lambda worker, how, orderly: None
         self.host: str = ray.util.get_node_ip_address()
@@ -90,6 +96,10 @@ class RayCluster(Cluster):
         """Ask Ray for so many more actors; do not wait for it to have room for them."""
         host, port = parse_address(self._dispatcher())
         address = format_address(self.host if host in WILDCARDS else host, port)
+        if self._source_cache is not None and self._cache_servers is None:
+            folder, options = self._source_cache
+            told = ["--dispatcher", address, *options]
+            self._cache_servers = RayCacheServers(told, folder, self._token, self._tls)
         asked: dict[str, Any] = {}
         try:
             for name in [uuid.uuid4().hex for _ in range(workers)]:
@@ -123,6 +133,8 @@ class RayCluster(Cluster):
         self._ended = lambda worker, how, orderly: None
         await self.stop(list(self._actors))
         await asyncio.gather(*self._followers)
+        if self._cache_servers is not None:  # behind the workers, which would complain that they have gone
+            await self._cache_servers.close()
         ray.shutdown()
 
     async def _end(self, name: str, actor: Any) -> None:
@@ -134,12 +146,16 @@ class RayCluster(Cluster):
     async def _follow(self, name: str, actor: Any) -> None:
         """Follow a worker from when it was asked for to its end."""
         try:
-            self._nodes[name] = await actor.node.remote()
+            self._nodes[name], node = await actor.node.remote()
+            if self._cache_servers is not None:
+                self._cache_servers.worker_came(name, node, self._nodes[name])
             status = await actor.wait.remote()
             how, orderly = describe_exit(status), status == 0
         except RayError as error:
             how, orderly = actor_end_reason(error, self._nodes.get(name, "")), False
         self._nodes.pop(name, None)
+        if self._cache_servers is not None:
+            self._cache_servers.worker_went(name)
         # Ray ends an actor that nobody holds once it has answered all calls.
         if self._actors.pop(name, None) is not None:  # else it was given up
             self._ended(name, how, orderly)
@@ -197,8 +213,9 @@ class _WorkerActor:
             extra=extra,
         )
 
-    def node(self) -> str:
-        return self._host
+    def node(self) -> tuple[str, str]:
+        """Address and id of its node."""
+        return self._host, ray.get_runtime_context().get_node_id()
 
     def wait(self) -> int:
         return self._process.wait()

@@ -8,7 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millrace.clusters.service import Service, quota_options, scaling_options, storage_options, worker_range
+from millrace.clusters.service import (
+    Service,
+    quota_options,
+    scaling_options,
+    source_cache_options,
+    storage_options,
+    worker_range,
+)
 from millrace.errors import PipelineError, ServiceError
 
 
@@ -34,6 +41,10 @@ class RayService(Service):
             is expensive to make; see :class:`millrace.LocalService`, as for the others below.
         cache_bytes: that this may take; None: half of what is free where the folder is, its present blocks included.
         cache_compression: of what is kept.
+        source_cache: folder on the nodes in which what workers read from object stores and web servers is kept, for all
+            jobs: each node that has workers runs a cache server, in a folder of its own there. None: it is read from
+            there each time.
+        source_cache_bytes: that this may take on each node; None: half of what is free where the folder is.
         work_dir: folder on this machine in which the dispatcher keeps its journal. None: nothing is kept.
         scaling_policy: see :class:`millrace.LocalService`.
         prices: likewise.
@@ -72,6 +83,8 @@ class RayService(Service):
         cache_dir: str | None = None,
         cache_bytes: int | None = None,
         cache_compression: Literal["lz4", "zstd"] | None = None,
+        source_cache: str | None = None,
+        source_cache_bytes: int | None = None,
         work_dir: str | None = None,
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
@@ -102,6 +115,7 @@ class RayService(Service):
                 *(() if host is None else ("--host", host)),
                 *("--port", str(port)),
                 *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
+                *source_cache_options(source_cache, source_cache_bytes),
                 *scaling_options(scaling_policy, prices),
                 *quota_options(quotas, job_quotas, byte_quotas),
                 *(("--insecure",) if insecure else ()),

@@ -105,6 +105,7 @@ def _tick(tx: Transaction, item: inp.Tick) -> None:
     workers.adopt_shares(tx)
     oversized.watch(tx)
     jobs.collect(tx)
+    source_probes.tell_workers(tx)  # a job that read past cache servers may be over
     stalls.watch(tx)
     detaching.watch(tx)
     gathering.watch(tx)

@@ -117,7 +117,7 @@ def worker_rows(status: Mapping[str, Any]) -> list[Row]:
     return [
         (
             worker["id"][:8],
-            f"{worker['host']}:{worker['pid']}{' (local)' if worker['local'] else ''}",
+            f"{worker['host']}:{worker['pid']}{_zone(worker)}{' (local)' if worker['local'] else ''}",
             worker["job"] or "-",
             str(worker["leases"]),
             _share(worker["busy_share"]),
@@ -230,12 +230,17 @@ def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
             yield status[part]["why"]
 
 
+def _zone(process: Mapping[str, Any]) -> str:
+    """Say in which zone a worker or a cache server is; services of earlier versions don't know."""
+    return f" in zone {process['zone']}" if process.get("zone") else ""
+
+
 def _cache_server(server: Mapping[str, Any]) -> str:
     counts = server["counts"]
     asked = counts["hits"] + counts["joined"] + counts["misses"]
     saved = (counts["hits"] + counts["joined"]) / asked if asked else 0.0
     return (
-        f"cache server {server['address']}: {counts['items']:,} items, {data_size(counts['bytes'])} of "
+        f"cache server {server['address']}{_zone(server)}: {counts['items']:,} items, {data_size(counts['bytes'])} of "
         f"{data_size(server['most_bytes'])}; of {asked:,} that were asked for {percent(saved)} were not read again"
     )
 

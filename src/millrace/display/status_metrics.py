@@ -70,6 +70,8 @@ def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
 
 def _of_cache_server(server: Mapping[str, Any]) -> Iterator[Sample]:
     names, counts = {"server": server["address"]}, server["counts"]
+    if server.get("zone"):
+        names["zone"] = server["zone"]
     yield "source_cache_bytes", "gauge", names, counts["bytes"]
     yield "source_cache_items", "gauge", names, counts["items"]
     for name in ("hits", "joined", "misses", "inserted", "refused", "wrong", "passed_on"):

@@ -55,6 +55,7 @@ class CacheServerHello(Message, frozen=True, tag="CacheServerHello"):
     host: str = ""
     pid: int = 0
     most_bytes: int = 0
+    zone: str = ""  # that it is in; empty: in none
 
 
 class CacheServerReport(Message, frozen=True, tag="CacheServerReport"):
@@ -84,10 +85,15 @@ class KeepChunks(Message, frozen=True, tag="KeepChunks"):
 
 
 class CacheServersKnown(Message, frozen=True, tag="CacheServersKnown"):
-    """To workers: the data ports of all cache servers that are there, and the jobs that read past them for now."""
+    """To workers: the data ports of all cache servers that are there, and the jobs that read past them for now.
+
+    Attributes:
+        zones: by address of a server that is in a zone, that zone; see :mod:`millrace.planning.server_zones`.
+    """
 
     addresses: list[str]
     past: list[str] = []
+    zones: dict[str, str] = {}
 
 
 OfCaches = BlocksKnown | MeasureStore | CacheServersKnown

@@ -87,6 +87,7 @@ class WorkerHello(Message, frozen=True, tag="WorkerHello"):
     buffer_bytes: int = 0  # for outputs that wait to be read: no output may be larger
     told: Told = Told()
     asks_caches: bool = False  # it asks cache servers, if it hears of any (:class:`CacheServersKnown`)
+    zone: str = ""  # that it is in: it asks the cache servers there, if there are any; empty: in none
 
 
 class WorkerReport(Message, frozen=True, tag="WorkerReport"):
@@ -101,8 +102,7 @@ class WorkerReport(Message, frozen=True, tag="WorkerReport"):
     """Seconds since the worker started in which at least one lane computed."""
     cpu_s: float = 0.0
     """Seconds of processor time of its process so far, of each core that it may keep busy."""
-    cores: int = 0
-    """That it may keep busy; 0: it has not said."""
+    cores: int = 0  # that it may keep busy; 0: it has not said
     delayed_s: float = 0.0
     """Seconds for which its threads, those that live, could have run and had no core."""
     listing: str = ""

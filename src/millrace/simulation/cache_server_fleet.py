@@ -44,6 +44,10 @@ PROBE_BATCHES = (2, 5, 12, 100)
 """Batches of a look at what a job gains, as likely as they are here: jobs are short."""
 PROBE_INTERVALS_S = (5.0, 30.0, 600.0)
 """Seconds between two of these past the cache, at least, as likely as they are here."""
+ZONES = ("", "a", "b", "b")
+"""Zones of a server or a worker in a schedule that has some, as likely as they are here; "": it is in none."""
+ZONED = 0.5
+"""Share of the schedules with cache servers that have zones."""
 FETCH_S = 0.3
 """Seconds that a fetch takes on average."""
 CALM = 0.25
@@ -75,6 +79,7 @@ class ServerPlace:
     Attributes:
         number: of the place.
         most_bytes: that its server may hold.
+        zone: that it is in.
         disk: outlives the processes.
         lives: processes that there were.
         server: the process that there is, or was last.
@@ -82,6 +87,7 @@ class ServerPlace:
 
     number: int
     most_bytes: int
+    zone: str = ""
     disk: ItemDisk = field(default_factory=ItemDisk)
     lives: int = 0
     server: SimulatedCacheServer | None = None
@@ -105,6 +111,7 @@ class CacheServerFleet:
         calm_s: seconds for which nothing fails at first.
         more_jobs: jobs that there are at first, beyond those of other schedules.
         pipelines: that read stored files.
+        zoned: servers and workers are in zones.
         by_address: processes, the last of each address.
         undisturbed: no process has ended and nothing has failed so far.
     """
@@ -118,11 +125,16 @@ class CacheServerFleet:
         self.undisturbed = True
         self.calm_s = CALM_S if self.drawn and rng.random() < CALM else 0.0
         self.more_jobs = rng.choice(MORE_JOBS) if self.drawn else 0
+        self._seed, zones = seed, random.Random(f"zones {seed}")
+        self.zoned = self.drawn and zones.random() < ZONED
         count, room = rng.randrange(1, 4), rng.choice(ROOMS)
         each = int(DATA_BYTES * room / count)
         self._places = [
-            ServerPlace(number, each * rng.choice((1, 1, 1, 2))) for number in range(count if self.drawn else 0)
+            ServerPlace(number, each * rng.choice((1, 1, 1, 2)), zones.choice(ZONES) if self.zoned else "")
+            for number in range(count if self.drawn else 0)
         ]
+        if self.zoned:  # so that some zones have several
+            self._places += [ServerPlace(count + more, each, zones.choice(ZONES)) for more in range(zones.randrange(3))]
         self.pipelines = stored() if self.drawn else ()
         self._competing = random.Random(f"competing {seed}").random() < COMPETING
         self._some_pipelines = self._drawn_pipelines() if self.drawn else []
@@ -167,6 +179,10 @@ class CacheServerFleet:
             spec = msgspec.structs.replace(spec, sharding="dynamic", deterministic=False)
         return spec, pipeline
 
+    def zone_of(self, worker: str) -> str:
+        """Return the zone of the worker of a name, as drawn for the schedule."""
+        return random.Random(f"zones {self._seed} {worker}").choice(ZONES) if self.zoned else ""
+
     def bytes_of(self, job: str, entry: Entry) -> bytes:
         """Return the bytes of a file as they are in the store."""
         files = self._cluster.pipelines[self._cluster.structures[job]].files
@@ -197,6 +213,7 @@ class CacheServerFleet:
         address = f"{known_as}:1"
         name = f"cache{place.number}.{place.lives}"
         server = SimulatedCacheServer(name, known_as, address, place.disk, place.most_bytes, self._cluster)
+        server.zone = place.zone
         place.server = self.by_address[address] = server
 
     # -- what fails ----------------------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ class ItemReads:
         if link is None or not self._open(link):
             self._fetch(wanted, None, "no server" if link is None else "not reached")
             return
+        self._sources.invariants.asks(self._worker, wanted, link.address)
         number = link.questions.ask(wanted, self._network.now)
         asks.setdefault(link, []).append((number, key))
         self._worker.after(WAIT_S, self._waited, link, link.questions, number, wanted)

@@ -41,6 +41,7 @@ class SimulatedCacheServer(Process):
         cluster: finds the dispatcher.
 
     Attributes:
+        zone: that it is in, and says hello with.
         welcomed: it belongs to the service, and knows who may ask.
         told: by data set, the labels that are kept, as it was told last in this life; None: it was told nothing.
     """
@@ -50,7 +51,7 @@ class SimulatedCacheServer(Process):
     ) -> None:
         network = cluster.network
         super().__init__(network, name)
-        self.known_as, self.address = known_as, address
+        self.known_as, self.address, self.zone = known_as, address, ""
         self.items = SimulatedItems(disk, most_bytes, network.now)
         self.exchange = ItemExchange(self.items.find, CLAIM_S)
         self.session: Connection | None = None
@@ -71,7 +72,8 @@ class SimulatedCacheServer(Process):
             self.after(next(self._pauses), self._connect)
             return
         self.session = Connection(self.network, self, dispatcher, "session")
-        self.session.send(self, CacheServerHello(self.known_as, self.address, self.name, 1, self.items.most_bytes))
+        hello = CacheServerHello(self.known_as, self.address, self.name, 1, self.items.most_bytes, self.zone)
+        self.session.send(self, hello)
 
     def _beat(self) -> None:
         if self.session is not None:

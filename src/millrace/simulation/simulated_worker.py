@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from millrace.planning.server_zones import servers_asked
 from millrace.planning.split_table import summaries
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol import data_messages
@@ -57,6 +58,7 @@ class SimulatedWorker(Process):
         self.session: Connection | None = None
         self.known_blocks = KnownBlocks(cluster.store)
         self.item_reads = ItemReads(self)
+        self.zone = cluster.sources.zone_of(name)
         self._measures: dict[str, tuple[int, int, float]] = {}
         self._heartbeat_s = 5.0
         self._pauses = delays_of(network)
@@ -187,7 +189,7 @@ class SimulatedWorker(Process):
             return
         self.session = Connection(self.network, self, dispatcher, "session")
         who = self.name, self.address, self.host, 1, 1
-        hello = msg.WorkerHello(*who, only=self.only, buffer_bytes=self.buffer, asks_caches=True)
+        hello = msg.WorkerHello(*who, only=self.only, buffer_bytes=self.buffer, asks_caches=True, zone=self.zone)
         self.feed(inp.SessionOpened(hello))
 
     def heard(self, connection: Connection, message: Any) -> None:
@@ -225,8 +227,8 @@ class SimulatedWorker(Process):
         match message:
             case BlocksKnown():
                 self.known_blocks.known(message)
-            case CacheServersKnown(addresses=addresses, past=past):
-                self.item_reads.use(addresses, past)
+            case CacheServersKnown(addresses=addresses, past=past, zones=zones):
+                self.item_reads.use(servers_asked(addresses, zones, self.zone), past)
             case MeasureStore(path=path):
                 measured = StoreMeasured(path, StoreCost(READS, READS, WRITES, 1e-10, 2))
                 self.after(self.network.rng.uniform(0.1, 2.0), self.feed, inp.Say(measured))

@@ -6,7 +6,7 @@ Claims are looked at beside a record of their own: who asks what, who was told t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,6 +93,7 @@ class SourceCacheInvariants:
         self._cluster = cluster
         self._records: dict[SimulatedCacheServer, ServerRecord] = {}
         self._inserted: set[Key] = set()
+        self._owners: dict[tuple[frozenset[str], Key], str] = {}
         self._probes: dict[tuple[SimulatedDispatcher, str], int] = {}
 
     # -- claims --------------------------------------------------------------------------------------------------------
@@ -245,6 +246,22 @@ class SourceCacheInvariants:
                 raise Violation(f"{pipeline.files.entries[item].location} is labelled as of another chunk than {chunk}")
         self.items["tasks in chunks"] += 1
 
+    def asks(self, worker: SimulatedWorker, wanted: Wanted, address: str) -> None:
+        """Check that all who ask the same servers ask one of them for an item, and none of another zone.
+
+        As that server has each item fetched once, so has each zone.
+        """
+        sources = self._cluster.sources
+        servers = frozenset(worker.item_reads.servers)
+        there = {server.address: server.zone for server in sources.servers}
+        if not sources.undisturbed or servers != _asked(there, worker.zone):
+            return  # it has yet to hear of some
+        key = Key(self._cluster.tenants[wanted.read.job] if wanted.key.startswith(NAME) else "", wanted.key)
+        owner = self._owners.setdefault((servers, key), address)
+        if owner != address:
+            raise Violation(f"{worker.name} asks {address} for {wanted.entry.location}, which others ask {owner} for")
+        self.items["asked in a zone"] += servers != {*there}
+
     def fetches(self, wanted: Wanted, why: str) -> None:
         """Check that a worker asks the store itself (``why``) only where a cache server can't be asked."""
         self.items["fetched"] += 1
@@ -355,8 +372,10 @@ class SourceCacheInvariants:
         reads = worker.item_reads
         if dispatcher.observed.all_back and told != source_probes.known(dispatcher.observed):
             raise Violation(f"workers were told {told}, and {source_probes.known(dispatcher.observed)} is so")
-        if (reads.servers, reads.past) != (told.addresses, told.past):
-            raise Violation(f"{worker.name} asks {reads.servers}, and past them for {reads.past}, where it is {told}")
+        zones = {each: self._cluster.sources.by_address[each].zone for each in told.addresses}
+        if (frozenset(reads.servers), reads.past) != (_asked(zones, worker.zone), told.past):
+            where = f"{worker.name}, of zone {worker.zone!r},"
+            raise Violation(f"{where} asks {reads.servers}, and past them for {reads.past}, where it is {told}")
 
 
 def _check_rooms(dispatcher: SimulatedDispatcher) -> None:
@@ -369,9 +388,27 @@ def _check_rooms(dispatcher: SimulatedDispatcher) -> None:
     taken = sum(each.bytes for each in given.values() if each.room == "full")
     taken += sum(KEPT * chunk_bytes(each.bytes, room) for each in given.values() if each.room == "two chunks")
     free = [data for data, each in given.items() if each.room == "free" and data in read]
+    copies = _copies(dispatcher)
+    if room > min(copies, default=room):
+        raise Violation(f"cache servers are to keep {room} bytes, of which copies have room for {sorted(copies)}")
     if taken > room * FILLED or len(free) > 1 or (free and taken):
         rooms = {data: (each.bytes, each.room) for data, each in given.items()}
         raise Violation(f"of {room} bytes cache servers are to keep {rooms}")
+
+
+def _copies(dispatcher: SimulatedDispatcher) -> list[int]:
+    """Bytes that find room in each copy that workers ask for; none while the room of servers that have gone counts."""
+    observed, workers = dispatcher.observed, dispatcher.state.workers
+    if len(observed.cache_servers) < observed.cache_room[1]:
+        return []
+    zones = {name: each.zone for name, each in observed.cache_servers.items()}
+    asked = {_asked(zones, zone) for worker, zone in observed.cache_clients.items() if worker in workers}
+    return [len(names) * min(observed.cache_servers[name].most_bytes for name in names) for names in asked if names]
+
+
+def _asked(zones: Mapping[str, str], own: str) -> frozenset[str]:
+    """Find the servers, of these with their zones, that somebody in a zone asks."""
+    return frozenset(each for each, zone in zones.items() if own and zone == own) or frozenset(zones)
 
 
 def _is_there(server: SimulatedCacheServer, content: bytes, item: StoredItem) -> bool:

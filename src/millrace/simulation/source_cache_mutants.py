@@ -6,27 +6,32 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from millrace.cache_server import item_exchange
 from millrace.cache_server.item_claims import Asker, ItemClaims
-from millrace.control.caching import source_chunks
+from millrace.control.caching import source_chunks, source_probes
 from millrace.control.journal.cache_events import ChunksKept
 from millrace.control.membership import cache_servers
 from millrace.control.state.state import State
 from millrace.dispatcher import recovery
+from millrace.planning import server_zones
 from millrace.planning.plan import ChunkedPlan
 from millrace.policies.caching import cache_budget, cache_probe, kept_chunks
 from millrace.policies.decision import Decision
 from millrace.protocol import source_cache_messages as msg
-from millrace.simulation import pipelines, simulated_cache_server, simulated_dispatcher
+from millrace.protocol.cache_server_messages import CacheServersKnown
+from millrace.simulation import pipelines, simulated_cache_server, simulated_dispatcher, simulated_worker
 from millrace.simulation.planting import MutantList, always
 from millrace.simulation.simulated_items import SimulatedItems
 
 SOURCE_CACHE_MUTANTS = MutantList()
 _is, _replaces, _always = SOURCE_CACHE_MUTANTS.add, SOURCE_CACHE_MUTANTS.replaces, always
 
-_examined, _inserted, _next_probe, _pass_on = (
+_examined, _inserted, _known, _next_probe, _pass_on = (
     item_exchange.examined,
     item_exchange.ItemExchange.inserted,
+    source_probes.known,
     cache_probe.next_probe,
     ItemClaims._pass_on,  # noqa: SLF001
 )
@@ -81,8 +86,29 @@ _is(
     "A worker that comes does not hear which cache servers there are.",
     cache_servers,
     "tell",
-    lambda tx, hello: tx.observed.cache_clients.add(hello.worker),
+    lambda tx, hello: tx.observed.cache_clients.update({hello.worker: hello.zone}),
 )
+
+
+_is(
+    "zone-blind",
+    "A worker asks the cache servers of all zones, whether its own has some or not.",
+    simulated_worker,
+    "servers_asked",
+    lambda servers, *_: list(servers),
+)
+_is(
+    "room-of-all-zones",
+    "The room is that of all cache servers, though each zone keeps a copy of its own.",
+    server_zones,
+    "room",
+    lambda servers, _: len(servers) * min((most_bytes for _, most_bytes in servers), default=0),
+)
+
+
+@_replaces("untold-zones", "Workers are not told in which zones cache servers are.", source_probes, "known")
+def _known_without_zones(observed: Any) -> CacheServersKnown:
+    return msgspec.structs.replace(_known(observed), zones={})
 
 
 @_replaces(

@@ -17,6 +17,7 @@ from millrace.elements.shared import Arena
 from millrace.errors import ServiceError, ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
 from millrace.host_limits import resident_bytes, run_delay_s
+from millrace.planning.server_zones import servers_asked
 from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
@@ -79,6 +80,8 @@ class TaskManager:
         """Address at which this worker is asked for what it holds; known once its server listens."""
         self.tls: TlsFiles | None = None
         """Certificates of this host, for what other workers are asked for."""
+        self.zone = ""
+        """Zone that this worker is in: it asks the cache servers there, if there are any; empty: in none."""
         self._tell = tell
         self._fetch, self._share = fetch, share
         self._put = put
@@ -164,7 +167,7 @@ class TaskManager:
         def link(address: str) -> DataConnection:
             return connect(address, job.spec.tenant, job.opened.source_key, self.tls)
 
-        sources = SourceCache(link, self._cache_servers.addresses)
+        sources = SourceCache(link, self._asked(self._cache_servers))
         sources.past = opened.job in self._cache_servers.past
         # Consumers of another job may still have mapped what those of this one would be sent.
         allocate: Allocate = (
@@ -180,7 +183,10 @@ class TaskManager:
         for job in jobs:
             if job.sources is not None:
                 job.sources.past = job.name in known.past
-                job.sources.use(known.addresses)
+                job.sources.use(self._asked(known))
+
+    def _asked(self, known: CacheServersKnown) -> list[str]:
+        return servers_asked(known.addresses, known.zones, self.zone)
 
     def _close_pipeline(self, action: act.ClosePipeline) -> None:
         self._aside(functools.partial(self._end, self._jobs.pop(action.job), action.lanes))

@@ -66,6 +66,7 @@ class WorkerProcess:
         tls: this host's certificates; None: none, and what is said can be heard.
         insecure: that it can be heard on other networks than loopback is no mistake.
         broker: store of the service, whose folder this process may not look into; None: it may.
+        zone: that it is in; empty: in none. It asks the cache servers there, if there are any, and else all.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class WorkerProcess:
         tls: TlsFiles | None = None,
         insecure: bool = False,
         broker: BrokeredStore | None = None,
+        zone: str = "",
     ) -> None:
         self._job = job
         self.id = name or uuid.uuid4().hex
@@ -123,7 +125,7 @@ class WorkerProcess:
             end=self._end,
             share=functools.partial(fetch_memory, self._channel),
         )
-        self._tasks.tls = tls
+        self._tasks.tls, self._tasks.zone = tls, zone
         self._tasks.caches.broker = broker
 
     def run(self, listening: Callable[[], object] | None = None) -> None:
@@ -236,6 +238,7 @@ class WorkerProcess:
             only=self._job,
             buffer_bytes=self._buffer_bytes,
             asks_caches=True,
+            zone=self._tasks.zone,
         )
         self._tasks.feed(inp.SessionOpened(hello))
 

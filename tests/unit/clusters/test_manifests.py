@@ -74,6 +74,14 @@ def test_the_arguments_are_those_of_the_command_line():
     assert [each["containerPort"] for each in container(CACHE_SERVERS)["ports"]] == [cache_server.port]
 
 
+def test_workers_and_cache_servers_are_in_the_zones_of_their_nodes(monkeypatch):
+    label = {"fieldRef": {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}}
+    for spec in (WORKERS, CACHE_SERVERS):
+        (given,) = [each for each in container(spec)["env"] if each.get("valueFrom") == label]
+        monkeypatch.setenv(given["name"], "eu-central-1a")
+        assert options(spec).zone == "eu-central-1a"
+
+
 def test_what_a_cache_server_keeps_fits_on_its_volume():
     (volume,) = [each for each in pod(CACHE_SERVERS)["volumes"] if each["name"] == "items"]
     (mount,) = [each for each in container(CACHE_SERVERS)["volumeMounts"] if each["name"] == "items"]

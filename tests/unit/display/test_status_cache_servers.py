@@ -49,6 +49,23 @@ def test_a_cache_server_is_a_sentence():
     assert "cache server" not in text(BUSY)
 
 
+def test_its_zone_is_said_where_it_is_in_one():
+    servers = [{**SERVER, "zone": "east"}, {**SERVER, "zone": "", "address": "i:9"}]
+    said = text({**BUSY, "source_cache": {"servers": servers}})
+    assert "cache server h:9 in zone east: 97 items" in said
+    assert "cache server i:9: 97 items" in said
+    service = Service(FakePlan(6))
+    report = status(service.state, service.observed, service.now)
+    written = metrics({**report, "source_cache": {"servers": servers}})
+    assert 'millrace_source_cache_hits_total{server="h:9",zone="east"} 700' in written
+    assert 'millrace_source_cache_hits_total{server="i:9"} 700' in written
+
+
+def test_so_is_that_of_a_worker():
+    workers = [{**BUSY["workers"][0], "zone": "east"}]
+    assert f"{workers[0]['host']}:{workers[0]['pid']} in zone east" in text({**BUSY, "workers": workers})
+
+
 def test_a_cache_server_has_metrics():
     service = Service(FakePlan(6))
     said = status(service.state, service.observed, service.now)

@@ -14,8 +14,8 @@ from millrace.simulation.simulated_cluster import EVENTS, play
 
 SEEDS = [*range(12), 27, 42, 49, 81]
 """Together they have all kinds of faults; `millrace simulate faults` plays more."""
-WITH_CACHE_SERVERS = [5, 6, 28, 124]
-"""Together they have all that can happen to these; in some of them nothing fails at first."""
+WITH_CACHE_SERVERS = [5, 6, 28, 124, 147, 252, 261]
+"""Together they have all that can happen to these; in some of them nothing fails at first, and some have zones."""
 MANY_S = 600
 """Seconds for a test that plays many schedules, some of which take two."""
 
@@ -47,13 +47,14 @@ def test_nothing_is_violated_while_cache_servers_fail():
     assert items["found"] > 100
     assert items["waited for"] > 3
     assert items["ordered before anything failed"] > 100
+    assert items["asked in a zone"] > 10
 
 
 VIOLATED = [283, 504, 513, 558, 598, 624, 695, 705, 1159, 1214, 1602, 2230, 2332, 2703, 2715, 2853, 4464, 5688, 5749]
 VIOLATED += [6289, 7492, 7647, 7755, 9304, 102, 899, 1374, 281, 387, 626, 1071, 101504, 487, 607, 746]
 VIOLATED += [6003947, 6011353, 3023257, 3018920, 3000793, 3021264, 3028188]
 VIOLATED += [3003136, 3003212, 3011657, 3017925, 3032290, 3005070, 3033026]
-VIOLATED += [1000234, 7003434, 9200762]
+VIOLATED += [1000234, 7003434, 9200762, 55]
 """Seeds that once showed something wrong, in the core or in what looks at it."""
 
 

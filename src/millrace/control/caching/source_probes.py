@@ -178,7 +178,8 @@ def _end_probe(tx: Transaction, job: Job, sight: SourceObservation) -> None:
 def known(observed: Observed) -> CacheServersKnown:
     """Make the message that tells a worker of cache servers."""
     past = sorted(name for name, sight in observed.sources.items() if sight.past)
-    return CacheServersKnown(sorted(each.address for each in observed.cache_servers.values()), past)
+    servers = sorted((each.address, each.zone) for each in observed.cache_servers.values())
+    return CacheServersKnown([address for address, _ in servers], past, {each: zone for each, zone in servers if zone})
 
 
 def tell_workers(tx: Transaction) -> None:
@@ -191,6 +192,7 @@ def tell_workers(tx: Transaction) -> None:
     if message == (tx.observed.cache_told or CacheServersKnown([])) or not tx.observed.all_back:
         return
     tx.observed.cache_told = message
-    tx.observed.cache_clients &= tx.state.workers.keys()
+    clients = tx.observed.cache_clients
+    tx.observed.cache_clients = {worker: zone for worker, zone in clients.items() if worker in tx.state.workers}
     for worker in sorted(tx.observed.cache_clients):
         tx.to_worker(worker, message)

@@ -22,6 +22,7 @@ from millrace.control.state.cache_state import Caches, DataSetRoom, Given
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import FromFiles, stored_elsewhere
 from millrace.graph.serialize import unpack
+from millrace.planning import server_zones
 from millrace.planning.chunks import most_chunks
 from millrace.planning.split_table import TableSummary
 from millrace.planning.units import UnitMap
@@ -33,7 +34,7 @@ from millrace.protocol.cache_server_messages import KeepChunks
 from millrace.protocol.source_cache_messages import chunk_label
 
 AWAY_S = 60.0
-"""Seconds for which cache servers may be away until there is less room."""
+"""Seconds for which cache servers, or all workers of a zone, may be away until the room is another."""
 
 
 class StoredData(NamedTuple):
@@ -49,17 +50,34 @@ class StoredData(NamedTuple):
 
 
 def room_there(tx: Transaction) -> int:
-    """Bytes that cache servers may keep together: servers own equally many keys, however large they are.
+    """Bytes of data that cache servers may keep, each zone that has workers and servers a copy of its own.
 
-    Less than before counts once it was so for a while: the others are no fuller for one that is away.
+    When servers go, what was before counts for a while: the others are no fuller for one that is away, and a zone whose
+    servers are all away has them back before anybody gets room that they don't have.
     """
     observed = tx.observed
     servers = observed.cache_servers.values()
-    now = len(servers) * min((known.most_bytes for known in servers), default=0)
-    before, of = observed.cache_room
-    if len(servers) >= of or now >= before or tx.now - observed.cache_room_s > AWAY_S:
+    now = server_zones.room([(known.zone, known.most_bytes) for known in servers], observed.cache_zones)
+    _, of = observed.cache_room
+    if len(servers) >= of or tx.now - observed.cache_room_s > AWAY_S:
         observed.cache_room, observed.cache_room_s = (now, len(servers)), tx.now
     return observed.cache_room[0]
+
+
+def _look_at_zones(tx: Transaction) -> None:
+    """Note in which zones there are workers; one that has lost its last one counts for a while."""
+    seen = tx.observed.cache_zones
+    for worker, zone in tx.observed.cache_clients.items():
+        if worker in tx.state.workers:
+            seen[zone] = tx.now
+    tx.observed.cache_zones = {zone: at for zone, at in seen.items() if tx.now - at <= AWAY_S}
+
+
+def _room_in_words(tx: Transaction) -> str:
+    """Say how much the source cache holds, and of which zone that is where each has a copy of its own."""
+    zones = {each.zone for each in tx.observed.cache_servers.values()}
+    copies = {server_zones.zone_asked(zones, own) for own in tx.observed.cache_zones}
+    return data_size(room_there(tx)) + (" in the zone that holds least" if len(copies) > 1 else "")
 
 
 def data_read(state: State) -> dict[str, StoredData]:
@@ -101,6 +119,7 @@ def _most_chunks(structure: bytes, tables: bytes) -> int:
 
 def watch(tx: Transaction) -> None:
     """Decide who gets which room, and have jobs measured where that is needed."""
+    _look_at_zones(tx)
     competing = list[tuple[Given, list[Job]]]()
     if tx.observed.cache_servers:
         read, rooms = decide(tx), tx.state.caches.rooms
@@ -145,11 +164,13 @@ def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
     """Rooms of what is read."""
     room, usable, together = room_there(tx), _usable(tx), _bytes(read)
     if together <= usable:
-        why = f"all that is read ({data_size(together)}) fits into the source cache ({data_size(room)})"
+        why = f"all that is read ({data_size(together)}) fits into the source cache ({_room_in_words(tx)})"
         return {data: (each.bytes, Decision[Given]("full", why)) for data, each in read.items()}
     if len(read) == 1:
         ((data, only),) = read.items()
-        why = f"it is more ({data_size(only.bytes)}) than the source cache ({data_size(room)}), and nobody else reads"
+        why = (
+            f"it is more ({data_size(only.bytes)}) than the source cache ({_room_in_words(tx)}), and nobody else reads"
+        )
         alone: Given = "two chunks" if any(map(chunks_possible, only.jobs)) else "free"
         return {data: (only.bytes, Decision[Given](alone, why))}
     found = dict(_held(tx, read))

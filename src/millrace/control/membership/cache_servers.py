@@ -42,7 +42,7 @@ def _hello(tx: Transaction, item: CacheServerSaid, message: CacheServerHello) ->
         tx.act(CloseCacheServer(item.server, refused.failure))
         return
     tx.observed.cache_servers[item.server] = CacheServerObservation(
-        message.address, message.host, message.pid, message.most_bytes, tx.now
+        message.address, message.host, message.pid, message.most_bytes, tx.now, zone=message.zone
     )
     tx.act(SendToCacheServer(item.server, CacheServerWelcome(tx.state.settings.heartbeat_s)))
     source_rooms.tell(tx, item.server)
@@ -68,6 +68,7 @@ def watch(tx: Transaction) -> None:
 def tell(tx: Transaction, hello: WorkerHello) -> None:
     """Tell a worker that has come of the cache servers; if there are none it goes on with those that it knew."""
     if hello.asks_caches and hello.worker in tx.state.workers:
-        tx.observed.cache_clients.add(hello.worker)
+        tx.observed.cache_clients[hello.worker] = hello.zone
+        tx.observed.cache_zones[hello.zone] = tx.now
         if tx.observed.cache_servers and tx.observed.all_back:
             tx.to_worker(hello.worker, source_probes.known(tx.observed))

@@ -66,6 +66,7 @@ class CacheServerObservation(msgspec.Struct):
         host: that it runs on.
         pid: of its process there.
         most_bytes: that it may keep.
+        zone: that it is in; empty: in none.
     """
 
     address: str
@@ -74,6 +75,7 @@ class CacheServerObservation(msgspec.Struct):
     most_bytes: int
     last_seen: float
     counts: SourceCounts = SourceCounts()
+    zone: str = ""
 
 
 class CacheObservation(msgspec.Struct):
@@ -383,8 +385,10 @@ class Observed(msgspec.Struct):
     clients: dict[str, ClientObservation] = {}
     cache_servers: dict[str, CacheServerObservation] = {}
     """By name, those that are there."""
-    cache_clients: set[str] = set()
-    """Workers that ask cache servers; those of older versions don't know how."""
+    cache_clients: dict[str, str] = {}
+    """By worker that asks cache servers, as those of older versions don't know how, the zone that it is in."""
+    cache_zones: dict[str, float] = {}
+    """By zone of these workers, when one of them was last there; of late."""
     steps: dict[tuple[str, int], StepsReady] = {}
     """By job and epoch, what consumers were told that they may use."""
     regimes: dict[str, RegimeObservation] = {}
@@ -400,7 +404,7 @@ class Observed(msgspec.Struct):
     rooms_for: tuple[object, ...] = ()
     """What rooms in the source cache were last decided for."""
     cache_room: tuple[int, int] = (0, 0)
-    """Bytes that so many cache servers may keep together, of late: one that is away for a moment takes no room away."""
+    """Bytes that so many cache servers may keep together, of late: one that is away for a moment changes nothing."""
     cache_room_s: float = 0.0
     """When it was last so much."""
     progress: dict[str, JobObservation] = {}

@@ -55,8 +55,8 @@ class Buckets(ServiceOfPlans):
         for number in range(workers):
             self.add_worker(f"w{number}", asks_caches=True)
 
-    def hello_of_server(self, name, room=ROOM):
-        self.say(inp.CacheServerSaid(name, CacheServerHello(name, f"{name}:1", most_bytes=room)))
+    def hello_of_server(self, name, room=ROOM, zone=""):
+        self.say(inp.CacheServerSaid(name, CacheServerHello(name, f"{name}:1", most_bytes=room, zone=zone)))
 
     def tick(self, seconds=0.0):
         for name in self.observed.cache_servers:
@@ -506,3 +506,59 @@ def test_of_many_data_sets_the_last_ones_are_known():
         service.tick(1.0)
     assert len(service.state.caches.rooms) == DATA_SETS
     assert sum(room == "full" for room in service.rooms().values()) == 9, "as many as fit"
+
+
+def in_zones(**rooms):
+    """Two jobs whose data sets fit into one server together, in a service that has a server of so much in each zone."""
+    service = Buckets({"a": 4 * GB, "b": 4 * GB}, workers=2)
+    for zone, room in rooms.items():
+        service.add_worker(f"worker-{zone}", asks_caches=True, zone=zone)
+        service.hello_of_server(f"cache-{zone}", room, zone)
+    return service
+
+
+def test_the_room_is_that_of_the_zone_that_holds_least():
+    service = in_zones(east=20 * GB, west=6 * GB)
+    service.begin_job("one", "a")
+    reason = service.state.caches.rooms[name_of_data("a").hex()].reason
+    assert reason.endswith("fits into the source cache (5.59 GiB in the zone that holds least)")
+    service.begin_job("two", "b")
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "none"}, "one that all three servers would hold"
+    service.hello_of_server("another", 6 * GB, "west")
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "full"}
+
+
+def test_a_zone_without_workers_keeps_no_copy_once_it_was_so_for_a_while():
+    service = in_zones(east=20 * GB, west=6 * GB)
+    service.begin_job("one", "a")
+    service.begin_job("two", "b")
+    service.say(inp.WorkerEnded("worker-west", "was killed by SIGKILL"))
+    del service.workers["worker-west"]
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "none"}
+    for _ in range(int(AWAY_S) + 30):
+        service.tick(1.0)
+    assert "worker-west" not in service.state.workers
+    assert service.rooms() == {"a": "full", "b": "full"}
+    service.add_worker("another", asks_caches=True, zone="west")
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "none"}
+
+
+def test_a_zone_whose_servers_are_away_for_a_moment_gives_nobody_the_room_that_it_lacks():
+    service = in_zones(east=20 * GB, west=6 * GB)
+    service.begin_job("one", "a")
+    service.begin_job("two", "b")
+    service.say(inp.CacheServerSessionLost("cache-west"))
+    for _ in range(int(AWAY_S / 2)):
+        service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "none"}
+    service.hello_of_server("cache-west", 6 * GB, "west")
+    service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "none"}
+    service.say(inp.CacheServerSessionLost("cache-west"))
+    for _ in range(int(AWAY_S) + 2):
+        service.tick(1.0)
+    assert service.rooms() == {"a": "full", "b": "full"}, "its workers ask all others, which have more"

@@ -7,6 +7,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import decide
+from millrace.dispatcher.status_report import status
 from millrace.protocol.cache_server_messages import (
     CacheServerHello,
     CacheServerReport,
@@ -71,10 +72,31 @@ def test_a_worker_that_comes_late_hears_of_those_that_are_there_and_else_goes_on
     assert not known(say_worker(service, "of an older version", asks=False))
 
 
-def say_worker(service: Service, name: str, *, asks: bool = True) -> list[act.Action]:
-    item = inp.WorkerSaid(name, WorkerHello(name, f"{name}:1", asks_caches=asks))
+def say_worker(service: Service, name: str, *, asks: bool = True, zone: str = "") -> list[act.Action]:
+    item = inp.WorkerSaid(name, WorkerHello(name, f"{name}:1", asks_caches=asks, zone=zone))
     _, actions = decide(service.state, service.observed, item, service.now)
     return actions
+
+
+def test_workers_hear_in_which_zones_the_servers_are():
+    service = begun()
+    say(service, "a", hello("a", zone="east"))
+    (message,) = [each.message for each in say(service, "b", hello("b")) if isinstance(each, act.SendToWorker)]
+    assert message == CacheServersKnown(["a:1", "b:1"], zones={"a:1": "east"})
+    (message,) = [
+        each.message for each in say(service, "b", hello("b", zone="west")) if isinstance(each, act.SendToWorker)
+    ]
+    assert message == CacheServersKnown(["a:1", "b:1"], zones={"a:1": "east", "b:1": "west"})
+
+
+def test_the_status_says_in_which_zone_each_process_is():
+    service = begun()
+    say_worker(service, "w1", zone="east")
+    say(service, "a", hello("a", zone="east"))
+    say(service, "b", hello("b"))
+    said = status(service.state, service.observed, service.now)
+    assert {each["id"]: each["zone"] for each in said["workers"]} == {"w0": "", "w1": "east"}
+    assert {each["name"]: each["zone"] for each in said["source_cache"]["servers"]} == {"a": "east", "b": ""}
 
 
 def test_one_that_comes_back_elsewhere_takes_its_own_place():
