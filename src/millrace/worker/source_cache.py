@@ -86,13 +86,13 @@ class SourceCache:
         servers: their addresses.
 
     Attributes:
-        label: finds the label of an item by its number, which is negative where it has none; None: they have no labels.
+        label: finds the label of what was read; None: there are no labels.
         past: whether the store is asked for all, as the job is measured without the cache.
     """
 
     def __init__(self, connect: Callable[[str], DataConnection], servers: Sequence[str]) -> None:
         self._connect = connect
-        self.label: Callable[[int], bytes] | None = None
+        self.label: Callable[[Entry], bytes] | None = None
         self.past = False
         self._lock = threading.Lock()
         self._links: dict[str, _Link] = {}
@@ -167,7 +167,7 @@ class SourceCache:
         except BaseException:
             link.release(key)
             raise
-        link.insert(key, data, b"" if self.label is None else self.label(entry.item))
+        link.insert(key, data, b"" if self.label is None else self.label(entry))
         return data
 
     def close(self) -> None:
