@@ -7,7 +7,8 @@ and epoch; in which order a job reads those of a chunk is its own.
 
 Of each ``chunks`` items that follow one another, each chunk has one, which a hash chooses. So a chunk has as much of
 each class, length or file as the whole, however the data are sorted, and no period in them falls together with the
-chunks.
+chunks. Where items lie one behind the other in shards, a chunk has whole splits of these
+(:mod:`millrace.planning.shard_chunks`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 from millrace.graph import nodes as g
 from millrace.planning.random_keys import mix, mix_array
+from millrace.planning.shard_chunks import most_shard_chunks, shard_chunks
+from millrace.planning.split_groups import SplitGroups
 
 if TYPE_CHECKING:
     from millrace.planning.units import UnitMap
@@ -69,16 +72,44 @@ class ChunkMembers:
 
 def most_chunks(units: UnitMap) -> int:
     """Count the chunks that an epoch of a graph can be read in, at most; 0: it has no shuffle that takes chunks."""
-    if shuffle_in_chunks(units) is None:
+    shuffle = shuffle_in_chunks(units)
+    if shuffle is None:
         return 0
-    return min(units.of(units.graph.id_of(units.graph.root)).count // 2, MOST_CHUNKS)
+    found = units.of(units.graph.id_of(units.graph.root)).count
+    groups = _groups(units)
+    if groups is None or not found:
+        return min(found // 2, MOST_CHUNKS)
+    return min(most_shard_chunks(groups, -(-units.of(shuffle).count // found)), MOST_CHUNKS)
+
+
+def chunk_bounds(units: UnitMap, chunks: int) -> npt.NDArray[np.int64]:
+    """Count the units of a graph's shuffle in all chunks before each one, and in all: int64 of shape (chunks + 1,)."""
+    shuffle, groups = shuffle_in_chunks(units), _groups(units)
+    assert shuffle is not None
+    if groups is not None:
+        return shard_chunks(groups, chunks).bounds
+    return ChunkMembers(units.of(shuffle).count, chunks).bounds
+
+
+def units_of_a_split(units: UnitMap) -> float:
+    """Count the units of a graph's root in a split of its only source, about; 0: no task can have a part of one."""
+    (table,) = units.summaries.values()
+    if table.groups is None or table.count < 0:
+        return 0.0
+    return units.of(units.graph.id_of(units.graph.root)).count / max(1, table.pieces)
+
+
+def _groups(units: UnitMap) -> SplitGroups | None:
+    """Find the groups of the only source's splits; None: it is none that is read in sequence."""
+    (table,) = units.summaries.values()
+    return table.groups
 
 
 def shuffle_in_chunks(units: UnitMap) -> int | None:
     """Find the shuffle of a graph that can take its data in chunks; None: there is none.
 
-    It is one that permutes the items of the only source, with nothing above it that takes some positions and leaves
-    others out, or takes them more than once.
+    It is one of the items of the only source, or of blocks that are whole splits of shards, with nothing above it that
+    takes some positions and leaves others out, or takes them more than once.
     """
     graph, found = units.graph, None
     node = graph.root
@@ -87,15 +118,20 @@ def shuffle_in_chunks(units: UnitMap) -> int | None:
         if len(node.inputs) > 1 or not units.plannable(number):
             return None
         if isinstance(node, g.Shuffle):
-            if found is not None or not units.permutes(number):
+            if found is not None:
                 return None
             found = number
         elif not isinstance(node, _ABOVE if found is None else _BELOW):
             return None
         node = node.inputs[0]
-    return found
+    if found is None or units.permutes(found):
+        return found
+    in_shards = isinstance(node, _SHARDS) and units.summaries[graph.id_of(node)].groups is not None
+    return found if in_shards else None
 
 
+_SHARDS = (g.FromTFRecords, g.FromWebDataset)
+"""Sequential sources whose splits are ranges of bytes, so that it is known of each range which split it is of."""
 _ABOVE = (
     *(g.Map, g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.Prefetch, g.WithOptions),
     *(g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch),

@@ -17,6 +17,7 @@ from millrace.graph import nodes as g
 from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
 from millrace.planning.sampler_orders import Draw
+from millrace.planning.shard_chunks import shard_chunks
 from millrace.planning.units import INFINITE, Positions, UnitMap
 
 _ROUNDS = 6
@@ -220,13 +221,14 @@ class EpochOrders:
         units, key = self.units, self.key(number, repetition)
         child = units.graph.id_of(self._shuffle(number).inputs[0])
         below = units.of(child)
-        if number == self._in_chunks:
-            return ChunkedPermutation(below.count, key, self.chunks)
         if units.permutes(number):
-            return FullPermutation(below.count, key)
+            in_chunks = number == self._in_chunks
+            return ChunkedPermutation(below.count, key, self.chunks) if in_chunks else FullPermutation(below.count, key)
         if below.count >= INFINITE:
             return BlockOrder(np.array([0, INFINITE]), key)
         bounds = units.boundaries(child)
+        if number == self._in_chunks:
+            return BlockOrder(bounds, key, (self._chunks_of_blocks(bounds),))
         turns, within = np.divmod(bounds[:-1], below.period)
         return BlockOrder(bounds, key, (np.searchsorted(units.fences(child), within, side="right"), turns))
 
@@ -241,6 +243,14 @@ class EpochOrders:
         if drawn is not None:
             self.drawn[f"{derive(key, self.epoch):016x}"] = drawn
         return order
+
+    def _chunks_of_blocks(self, bounds: Positions) -> Positions:
+        """Find the chunk of each block of the only source, which are splits with all that lies in these."""
+        ((source, _),) = self.units.graph.sources()
+        groups, starts = self.units.summaries[source].groups, self.units.starts.get(source)
+        assert groups is not None
+        splits = bounds[:-1] if starts is None else np.searchsorted(starts, bounds[:-1], side="right") - 1
+        return shard_chunks(groups, self.chunks).of_splits(len(self.units.tables[source].splits))[splits]
 
     def _shuffle(self, number: int) -> g.Shuffle:
         node = self.units.graph.nodes[number]

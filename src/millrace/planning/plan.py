@@ -21,7 +21,7 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.chunks import ChunkMembers, most_chunks, shuffle_in_chunks
+from millrace.planning.chunks import chunk_bounds, most_chunks, units_of_a_split
 from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
@@ -35,6 +35,8 @@ _SMALL_TASK_ELEMENTS = 64
 _SOME_TASKS = 16
 _MOST_TASKS_OF_SMALL_CHUNKS = 64
 _GROUPS_PER_TASK = 8
+_SPLITS_OF_A_TASK = 4
+"""Splits of which a task in chunks has some part, at least, where it need not have whole ones."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -444,20 +446,21 @@ def plan_of(
 
 
 def _chunked(units_of: UnitMap, root: Units, tasks: int | None, chunks: int) -> Plan:
-    shuffle = shuffle_in_chunks(units_of)
-    if shuffle is None or not 0 < chunks <= most_chunks(units_of):
+    if not 0 < chunks <= most_chunks(units_of):
         raise StateError(
             f"the state is damaged: it says that the {root.count} units of an epoch are read in {chunks} chunks"
         )
-    count = units_of.of(shuffle).count
+    of_shuffle = chunk_bounds(units_of, chunks).tolist()
     # Where units of the root are batches, one at an edge has elements of two chunks.
-    bounds = [int(bound) * root.count // count for bound in ChunkMembers(count, chunks).bounds]
+    bounds = [bound * root.count // of_shuffle[-1] for bound in of_shuffle]
     size = _size(root, tasks)
     if tasks is None:
         # A job has some tasks ahead, which should be a small part of a chunk.
         elements = _SMALL_TASK_ELEMENTS / root.reads
         small = min(root.count / chunks / _SOME_TASKS, max(elements, root.count / chunks / _MOST_TASKS_OF_SMALL_CHUNKS))
         size = max(_whole_groups(root), min(size, math.ceil(small)))
+        # A split is read anew for each task that has a part of it.
+        size = max(size, math.ceil(_SPLITS_OF_A_TASK * units_of_a_split(units_of)))
     return ChunkedPlan(bounds, size, tails=root.collecting, exact=root.yields is Cardinality.ONE)
 
 

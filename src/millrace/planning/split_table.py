@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 
 import msgspec
+import numpy as np
 
 from millrace.errors import ProtocolError
 from millrace.message_budget import MALFORMED, check_containers
 from millrace.planning.columns import Integers, Strings, StringsWriter, integers
 from millrace.planning.item_hashes import ItemHashes
+from millrace.planning.split_groups import SplitGroups, can_be_groups, groups_of
 
 _AT_ONCE = 4096
 """Locations that are put together at a time."""
@@ -52,6 +54,9 @@ class TableSummary(msgspec.Struct, frozen=True, omit_defaults=True):
         cheap: see :class:`SplitTable`; ``count`` likewise.
         pieces: number of splits of a sequential source.
         bytes: stored size, 0 if unknown.
+        group_units: units of each group of a sequential source's splits (:class:`SplitGroups`), of which data chunks
+            are made; empty: nobody has counted them.
+        group_bytes: stored bytes of each.
         sizes: in older journals the whole table's sizes; summed up into ``bytes``, and dropped.
         splits: in older journals the whole table's splits; counted in ``pieces`` and ``bytes``, and dropped.
     """
@@ -62,12 +67,21 @@ class TableSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0
     sizes: list[int] = []
     splits: list[Split] = []
+    group_units: list[int] = []
+    group_bytes: list[int] = []
 
     def __post_init__(self) -> None:
         if self.sizes or self.splits:
             total = min(sum(self.sizes) + sum(split.bytes for split in self.splits), _MOST_BYTES)
             for name, value in (("bytes", total), ("pieces", len(self.splits)), ("sizes", []), ("splits", [])):
                 msgspec.structs.force_setattr(self, name, value)
+
+    @property
+    def groups(self) -> SplitGroups | None:
+        """Groups of a sequential source's splits; None: nobody has counted them, or not rightly."""
+        found = SplitGroups(tuple(self.group_units), tuple(self.group_bytes))
+        units = self.pieces if self.count < 0 else self.count
+        return found if can_be_groups(found, self.pieces, units, _MOST_BYTES) else None
 
 
 class Pieces(msgspec.Struct, frozen=True, array_like=True):
@@ -137,7 +151,17 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
 
     def summary(self) -> TableSummary:
         """Summarize as much of it as plans are made of."""
-        return TableSummary(self.cheap, self.count, len(self.splits), min(self.bytes, _MOST_BYTES))
+        units, sizes = map(list, self._groups)
+        size = min(self.bytes, _MOST_BYTES)
+        return TableSummary(self.cheap, self.count, len(self.splits), size, group_units=units, group_bytes=sizes)
+
+    @functools.cached_property
+    def _groups(self) -> SplitGroups:
+        entries = len(self.names)
+        if self.cheap or self.pieces is None or not entries:
+            return SplitGroups((), ())
+        units = self.pieces.counts.array() if self.count >= 0 else np.ones(entries, np.int64)
+        return groups_of(units, np.minimum(self.sizes.array(), _MOST_BYTES // entries))
 
 
 class _Splits(Sequence[Split]):

@@ -86,6 +86,9 @@ class UnitMap:
     """Units of every node of a graph, given its split tables; pure arithmetic on top of them.
 
     Made of their summaries alone, it says how many units there are, and not which.
+
+    Attributes:
+        summaries: of the tables, by node id.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class UnitMap:
     ) -> None:
         self.graph = graph
         self.tables = cast("Mapping[int, SplitTable]", tables)
-        self._summaries = {
+        self.summaries = {
             number: table if isinstance(table, TableSummary) else table.summary() for number, table in tables.items()
         }
         self.seed = seed
@@ -148,7 +151,7 @@ class UnitMap:
     def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
         try:
             if isinstance(node, g.Source):
-                return self._source(node, self._summaries[number])
+                return self._source(node, self.summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
             if isinstance(node, g.Sample):

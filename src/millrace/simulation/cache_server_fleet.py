@@ -13,7 +13,7 @@ import msgspec
 from millrace.protocol.cache_server_messages import KeepChunks
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.source_cache_messages import CONTENT
-from millrace.simulation.pipelines import SimulatedPipeline, stored
+from millrace.simulation.pipelines import SimulatedPipeline, stored, stored_shards
 from millrace.simulation.simulated_cache_server import SimulatedCacheServer
 from millrace.simulation.simulated_items import ItemDisk
 from millrace.simulation.source_cache_invariants import SourceCacheInvariants
@@ -38,6 +38,8 @@ ROOMS = (0.12, 0.3, 0.5, 0.5, 0.9, 1.5, 4.0)
 """Parts of a data set that all servers of a schedule hold together, as likely as they are here."""
 MORE_JOBS = (1, 2, 2)
 """Jobs that there are at first beyond those of other schedules, as likely as they are here."""
+SHARDS = 0.35
+"""Share of the schedules with cache servers whose jobs read shards in the place of files."""
 COMPETING = 0.5
 """Share of the schedules with cache servers whose data sets are different ones, so that they compete for room."""
 PROBE_BATCHES = (2, 5, 12, 100)
@@ -108,9 +110,9 @@ class CacheServerFleet:
 
     Attributes:
         drawn: there are some.
+        pipelines: that read stored files or shards.
         calm_s: seconds for which nothing fails at first.
         more_jobs: jobs that there are at first, beyond those of other schedules.
-        pipelines: that read stored files.
         zoned: servers and workers are in zones.
         by_address: processes, the last of each address.
         undisturbed: no process has ended and nothing has failed so far.
@@ -135,24 +137,34 @@ class CacheServerFleet:
         ]
         if self.zoned:  # so that some zones have several
             self._places += [ServerPlace(count + more, each, zones.choice(ZONES)) for more in range(zones.randrange(3))]
-        self.pipelines = stored() if self.drawn else ()
+        self._of_files, self._of_shards = (stored(), stored_shards()) if self.drawn else ((), ())
+        self.pipelines = (*self._of_files, *self._of_shards)
         self._competing = random.Random(f"competing {seed}").random() < COMPETING
         self._some_pipelines = self._drawn_pipelines() if self.drawn else []
+        self._shards = random.Random(f"shards {seed}")
+        if self.drawn and self._shards.random() < SHARDS:
+            self._some_pipelines = self._drawn_shards()
         self._slow = self._deaths = 0
         self._untold = False
 
     def _drawn_pipelines(self) -> list[SimulatedPipeline]:
         """Draw pipelines that read equal files, so that jobs meet, or different ones, so that data sets compete."""
-        first = self._rng.choice(self.pipelines)
+        first = self._rng.choice(self._of_files)
         assert first.files is not None
         alike, different = list[SimulatedPipeline](), list[SimulatedPipeline]()
-        for each in self.pipelines:
+        for each in self._of_files:
             assert each.files is not None
             if each.files.made_of == first.files.made_of:
                 alike.append(each)
             if each.files is not first.files:
                 different.append(each)
         return [first, self._rng.choice(different if self._competing else alike)]
+
+    def _drawn_shards(self) -> list[SimulatedPipeline]:
+        """Draw pipelines that read the same shards, or one of these and one of what was drawn before."""
+        first = self._shards.choice(self._of_shards)
+        alike = [each for each in self._of_shards if each.files is first.files]
+        return [first, self._some_pipelines[1] if self._competing else self._shards.choice(alike)]
 
     def begin(self) -> None:
         """Start the servers, some of them late, and what fails about them."""
@@ -187,7 +199,7 @@ class CacheServerFleet:
         """Return the bytes of a file as they are in the store."""
         files = self._cluster.pipelines[self._cluster.structures[job]].files
         assert files is not None
-        return files.data(entry.item)
+        return files.data(entry)
 
     def disturbed(self) -> None:
         """Note that a process has ended, or something has failed."""

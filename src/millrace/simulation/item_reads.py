@@ -6,7 +6,7 @@ What is asked whom, and what comes after an answer, is decided as there; a lost 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from millrace.protocol import source_cache_messages as msg
 from millrace.simulation.virtual_network import Connection
 from millrace.sources.store_requests import Entry
 from millrace.wire.backoff import delays
+from millrace.worker.chunk_labels import Label
 from millrace.worker.item_questions import ItemAnswer, ItemQuestions, NextStep, next_step
 from millrace.worker.source_cache import PING_S, SILENT_S, key_of
 
@@ -30,18 +31,18 @@ _owners = lru_cache(256)(lambda servers: rendezvous.owners(servers).tolist())
 
 @dataclass(eq=False)
 class ItemsRead:
-    """Files that a run reads of its task: ``over`` once it has all.
+    """Files, or pieces of shards, that a run reads of its task: ``over`` once it has all.
 
     Attributes:
         lane: of the run.
         job: whose files they are.
-        label: finds the label of an item; None: the epoch is read as a whole.
+        label: finds the label of what is read; None: the epoch is read as a whole.
         left: items that have not come.
     """
 
     lane: int
     job: str
-    label: Callable[[int], bytes] | None
+    label: Label | None
     left: int
 
     @property
@@ -100,7 +101,7 @@ class ItemReads:
                 del self._links[key]
                 self._close(link)
 
-    def read(self, lane: int, job: str, entries: Sequence[Entry], label: Callable[[int], bytes] | None) -> ItemsRead:
+    def read(self, lane: int, job: str, entries: Sequence[Entry], label: Label | None) -> ItemsRead:
         """Begin to read files, all at a time; the run goes on once it has all of them."""
         read = ItemsRead(lane, job, label, len(entries))
         asks: dict[Link, list[tuple[int, bytes]]] = {}
@@ -209,7 +210,7 @@ class ItemReads:
             self._worker.after(self._network.rng.uniform(0.1, 1.0), self._again, wanted)
             return
         if link is not None and link.session is not None:
-            label = b"" if wanted.read.label is None else wanted.read.label(wanted.entry.item)
+            label = b"" if wanted.read.label is None else wanted.read.label(wanted.entry)
             data = self._sources.bytes_of(wanted.read.job, wanted.entry)
             self._sources.invariants.inserts(wanted)
             inserted = bytes(reversed(data)) if mishap.damaged else data

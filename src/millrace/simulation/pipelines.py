@@ -8,7 +8,7 @@ told from all others, and what any run of a task must put out is known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -22,10 +22,10 @@ from millrace.planning.checkpoint import prints
 from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.split_table import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
-from millrace.planning.units import Cardinality, UnitMap
+from millrace.planning.units import Cardinality, Positions, UnitMap
 from millrace.protocol.job_spec import JobSpec
-from millrace.simulation.stored_files import COPIED, HASHED, NAMED, StoredFiles
-from millrace.worker.chunk_labels import chunk_labels
+from millrace.simulation.stored_files import COPIED, HASHED, NAMED, PIECES, SHARDS, StoredFiles
+from millrace.worker.chunk_labels import Label, chunk_labels
 
 Output = tuple[int, ...]
 """One output of a task: the elements that went into it."""
@@ -39,7 +39,7 @@ _RANDOM = g.Opaque(None, "modelled", takes_rng=True)
 _VALUES = 1 << 32
 """More than there are elements of a pipeline."""
 _MOST_ORDERS = 64
-"""Epochs of a pipeline of which it is remembered in which order they read files."""
+"""Epochs of a pipeline of which it is remembered in which order they read what is stored."""
 
 
 def with_values(element: int, epoch: int) -> int:
@@ -77,7 +77,7 @@ class SimulatedPipeline:
         tables: what listing its sources gives, by node.
         tasks: number of tasks wanted.
         fruitful: units of each pass that give an element; None: that looks random.
-        files: the data set whose files it reads; None: what it reads no cache server has.
+        files: the data set that it reads; None: what it reads no cache server has.
     """
 
     name: str
@@ -112,19 +112,24 @@ class SimulatedPipeline:
     def _plans(self) -> dict[int, Plan]:
         return {}
 
-    def labels(self, chunks: int) -> Callable[[int], bytes]:
-        """Make the function that finds the label of a file by its number, as workers have it."""
+    def labels(self, chunks: int) -> Label:
+        """Make the function that finds the label of what is read, as workers have it."""
         if chunks not in self._labels:
-            self._labels[chunks] = chunk_labels(self.prints[0], self.tables[0].count, chunks)
+            self._labels[chunks] = chunk_labels(self.prints[0], self.tables[0], chunks)
         return self._labels[chunks]
 
     @cached_property
-    def _labels(self) -> dict[int, Callable[[int], bytes]]:
+    def _labels(self) -> dict[int, Label]:
         return {}
 
     @property
+    def positions(self) -> int:
+        """Number of positions in its source, or of splits of which nobody has counted the elements."""
+        return self._units.of(0).count
+
+    @property
     def at_edges(self) -> bool:
-        """Whether units at the edges of chunks have files of two of them."""
+        """Whether units at the edges of chunks have items of two of them."""
         root = self.graph.root
         return isinstance(root, g.Batch) and not self._units.of(self.graph.id_of(root)).collecting
 
@@ -193,8 +198,8 @@ class SimulatedPipeline:
             return []
         return [unit for piece in task.pieces for unit in range(piece.start + piece.first, piece.start + piece.last)]
 
-    def items_of(self, task: Task, seed: int, epoch: int, chunks: int) -> list[int]:
-        """Return the numbers of the stored files that a task reads.
+    def positions_of(self, task: Task, seed: int, epoch: int, chunks: int) -> Positions:
+        """Return the positions in the source that a task reads.
 
         Args:
             task: of the plan of the epoch.
@@ -204,18 +209,18 @@ class SimulatedPipeline:
         """
         units = self.units_of(task)
         key = seed, epoch, chunks
-        if key not in self._items:
-            if len(self._items) >= _MOST_ORDERS:
-                self._items.clear()
-            self._items[key] = self._items_by_unit(EpochOrders(self._units, seed, epoch, chunks))
-        return [item for unit in units for item in self._items[key][unit]]
+        if key not in self._positions:
+            if len(self._positions) >= _MOST_ORDERS:
+                self._positions.clear()
+            self._positions[key] = self._by_unit(EpochOrders(self._units, seed, epoch, chunks))
+        return np.array([position for unit in units for position in self._positions[key][unit]], np.int64)
 
     @cached_property
-    def _items(self) -> dict[tuple[int, int, int], list[list[int]]]:
+    def _positions(self) -> dict[tuple[int, int, int], list[list[int]]]:
         return {}
 
-    def _items_by_unit(self, orders: EpochOrders) -> list[list[int]]:
-        """Find the files behind each unit of the root."""
+    def _by_unit(self, orders: EpochOrders) -> list[list[int]]:
+        """Find the positions behind each unit of the root."""
         node, count = self.graph.root, self._units.of(self.graph.id_of(self.graph.root)).count
         at, owner = np.arange(count), np.arange(count)
         while node.inputs:
@@ -229,8 +234,8 @@ class SimulatedPipeline:
                 ((*_, at, _),) = orders.inputs(number, at, 0)
             node = node.inputs[0]
         found: list[list[int]] = [[] for _ in range(count)]
-        for unit, item in zip(owner.tolist(), at.tolist(), strict=True):
-            found[unit].append(item)
+        for unit, position in zip(owner.tolist(), at.tolist(), strict=True):
+            found[unit].append(position)
         return found
 
     def put_out(self, task: Task, elements: Sequence[int]) -> tuple[list[Output], list[int]]:
@@ -400,6 +405,32 @@ def stored() -> tuple[SimulatedPipeline, ...]:
     for files in (HASHED, COPIED):
         source = g.FromFiles(patterns=(f"s3://{files.name}/*.jpg",), digest=f"s3://{files.name}/digest")
         graphs.append((f"shuffled files, {files.name}", g.Shuffle(inputs=(source,), buffer_size=24), files))
+    return tuple(
+        SimulatedPipeline(name, g.Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
+    )
+
+
+def stored_shards() -> tuple[SimulatedPipeline, ...]:
+    """Over shards of a bucket, cut into pieces or not: shuffled in blocks, so that they can be read in chunks, or not.
+
+    They are made anew each time, as :func:`stored` are.
+    """
+    pieces = g.FromWebDataset(patterns=("s3://pieces/*.tar",))
+    shards = g.FromTFRecords(patterns=("s3://shards/*.tar",))
+    samples = g.Shuffle(inputs=(pieces,), buffer_size=24)
+    records = g.Shuffle(inputs=(g.Map(inputs=(shards,), fn=_FUNCTION),), buffer_size=24)
+    graphs: list[tuple[str, g.Node, StoredFiles]] = [
+        ("shuffled samples", samples, PIECES),
+        ("batches of samples", g.Batch(inputs=(samples,), batch_size=2), PIECES),
+        (
+            "batches of some of the samples",
+            g.Batch(inputs=(g.Filter(inputs=(samples,), fn=_FUNCTION),), batch_size=3),
+            PIECES,
+        ),
+        ("samples in their order", pieces, PIECES),
+        ("shuffled records", records, SHARDS),
+        ("batches of records", g.Batch(inputs=(records,), batch_size=5), SHARDS),
+    ]
     return tuple(
         SimulatedPipeline(name, g.Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
     )

@@ -158,10 +158,10 @@ class SimulatedRun:
         if pipeline.files is None:
             return
         lease, job = self._lease, self._job
-        items = pipeline.items_of(task, job.seed, lease.ref.epoch, lease.chunks)
-        entries = [pipeline.files.entries[item] for item in items]
+        positions = pipeline.positions_of(task, job.seed, lease.ref.epoch, lease.chunks)
+        entries = [pipeline.files.entries[item] for item in pipeline.files.items(positions)]
         label = pipeline.labels(lease.chunks)
-        self._worker.cluster.sources.invariants.reads(pipeline, self._job.spec, lease, task, items, label)
+        self._worker.cluster.sources.invariants.reads(pipeline, self._job.spec, lease, task, entries, label)
         read = self._worker.item_reads.read(self.lane, lease.ref.job, entries, label)
         if not read.over:
             yield read

@@ -6,9 +6,11 @@ Claims are looked at beside a record of their own: who asks what, who was told t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from millrace.cache_server.item_exchange import Insert
 from millrace.cache_server.item_store import StoredItem
@@ -25,6 +27,8 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import LeaseTask
 from millrace.protocol.source_cache_messages import NAME, chunk_label
 from millrace.simulation.virtual_network import Connection, Violation
+from millrace.sources.store_requests import Entry
+from millrace.worker.chunk_labels import Label
 
 if TYPE_CHECKING:
     from millrace.simulation.item_reads import Wanted
@@ -230,20 +234,19 @@ class SourceCacheInvariants:
         spec: JobSpec,
         lease: LeaseTask,
         task: Task,
-        items: Sequence[int],
-        label: Callable[[int], bytes] | None,
+        entries: Sequence[Entry],
+        label: Label | None,
     ) -> None:
-        """Check that the files of a task are of its chunk, and labelled so."""
+        """Check that what a task reads is of its chunk, and labelled so."""
         if label is None or not lease.chunks or task.parts:
             return
-        assert pipeline.files is not None
         plan, data = pipeline.plan_for(spec, lease.chunks), msg.name_of_data(pipeline.prints[0])
         chunk = next(each for each in range(plan.chunks) if task.index < plan.chunk(each)[1])
         least = chunk - 1 if pipeline.at_edges and chunk else chunk  # its first batch may begin in the chunk before
         right = {chunk_label(data, lease.chunks, each) for each in range(least, chunk + 1)}
-        for item in items:
-            if label(item) not in right:
-                raise Violation(f"{pipeline.files.entries[item].location} is labelled as of another chunk than {chunk}")
+        for entry in entries:
+            if label(entry) not in right:
+                raise Violation(f"{entry.location} is labelled as of another chunk than {chunk}")
         self.items["tasks in chunks"] += 1
 
     def asks(self, worker: SimulatedWorker, wanted: Wanted, address: str) -> None:
@@ -300,17 +303,23 @@ class SourceCacheInvariants:
             _check_rooms(dispatcher)
 
     def _check_chunks(self, dispatcher: SimulatedDispatcher, name: str, epoch: int, chunks: int) -> None:
-        """Check that each item of an epoch is in exactly one of its chunks."""
+        """Check that each element of an epoch is in exactly one of its chunks, and each item in one."""
         job = dispatcher.state.jobs[name]
         pipeline = self._cluster.pipelines[job.spec.structure]
         plan = pipeline.plan_for(job.spec, chunks)
         assert pipeline.files is not None
         assert plan.length is not None
-        found = [pipeline.items_of(plan.task(index), job.seed, epoch, chunks) for index in range(plan.length)]
-        items = [item for its in found for item in its]
-        if sorted(items) != [*range(len(pipeline.files.entries))]:
-            raise Violation(f"epoch {epoch} of job {name} in {chunks} chunks reads {sorted(items)}")
         bounds = [plan.chunk(chunk) for chunk in range(chunks)]
+        found = [
+            np.concatenate([pipeline.positions_of(plan.task(at), job.seed, epoch, chunks) for at in range(*bound)])
+            for bound in bounds
+        ]
+        positions = np.sort(np.concatenate(found)).tolist()
+        if positions != [*range(len(positions))] or len(positions) != pipeline.positions:
+            raise Violation(f"epoch {epoch} of job {name} in {chunks} chunks reads {positions}")
+        items = [item for its in found for item in pipeline.files.items(its)]
+        if len({*items}) < len(items) and not pipeline.at_edges:
+            raise Violation(f"of epoch {epoch} of job {name} more than one of {chunks} chunks has the items {items}")
         if [first for first, _ in bounds] != [0, *(stop for _, stop in bounds[:-1])] or bounds[-1][1] != plan.length:
             raise Violation(f"the chunks of epoch {epoch} of job {name} are tasks {bounds} of {plan.length}")
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from millrace.cache_server import item_exchange
 from millrace.cache_server.item_claims import Asker, ItemClaims
@@ -16,7 +17,10 @@ from millrace.control.membership import cache_servers
 from millrace.control.state.state import State
 from millrace.dispatcher import recovery
 from millrace.planning import server_zones
+from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import ChunkedPlan
+from millrace.planning.split_table import SplitTable
+from millrace.planning.units import Positions
 from millrace.policies.caching import cache_budget, cache_probe, kept_chunks
 from millrace.policies.decision import Decision
 from millrace.protocol import source_cache_messages as msg
@@ -24,6 +28,7 @@ from millrace.protocol.cache_server_messages import CacheServersKnown
 from millrace.simulation import pipelines, simulated_cache_server, simulated_dispatcher, simulated_worker
 from millrace.simulation.planting import MutantList, always
 from millrace.simulation.simulated_items import SimulatedItems
+from millrace.worker.chunk_labels import Label
 
 SOURCE_CACHE_MUTANTS = MutantList()
 _is, _replaces, _always = SOURCE_CACHE_MUTANTS.add, SOURCE_CACHE_MUTANTS.replaces, always
@@ -172,9 +177,19 @@ def _skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
 
 
 @_replaces("wrong-label", "An item is labelled by its number, and not by its chunk.", pipelines, "chunk_labels")
-def _by_number(source: str, count: int, chunks: int) -> Callable[[int], bytes]:
+def _by_number(source: str, _table: SplitTable, chunks: int) -> Label:
     data = msg.name_of_data(source)
-    return lambda item: msg.chunk_label(data, chunks, item % chunks)
+    return lambda entry: msg.chunk_label(data, chunks, entry.item % chunks)
+
+
+@_replaces(
+    "blocks-in-turn",
+    "Blocks of shards come in chunks by their number in the listing.",
+    EpochOrders,
+    "_chunks_of_blocks",
+)
+def _by_place(self: EpochOrders, bounds: Positions) -> Positions:
+    return np.arange(len(bounds) - 1) * self.chunks // (len(bounds) - 1)
 
 
 @_replaces("rooms-for-all", "Each data set is given room for all of it, whatever others have.", cache_budget, "place")

@@ -188,12 +188,12 @@ class _PackedSamples:
         self._splits, self._reads, self._checks = table.splits, reads, checks
 
     def entries(self, unit: int, _start: int = 0, _stop: int = -1) -> Iterator[Entry]:
-        yield entry_of(self._splits[unit])
+        yield entry_of(self._splits[unit])._replace(item=unit)
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         indices = positions if isinstance(positions, range) else positions.tolist()
-        splits = [self._splits[i] for i in indices]
-        contents = self._reads.fetch(list(map(entry_of, splits)))
+        contents = self._reads.fetch([entry for unit in indices for entry in self.entries(unit)])
+        splits = [self._splits[unit] for unit in indices]
         return [_sample(split, data, self._checks) for split, data in zip(splits, contents, strict=True)]
 
 

@@ -18,7 +18,7 @@ from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
 from millrace.wire.control.blob_transfer import digest_of
-from millrace.worker.chunk_labels import chunk_labels
+from millrace.worker.chunk_labels import Label, chunk_labels
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program
@@ -89,7 +89,7 @@ class JobPipeline:
         """Number of files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
         self._chunks = -1
-        self._labels: dict[int, Callable[[int], bytes]] = {}
+        self._labels: dict[int, Label] = {}
 
     def update(self, opened: OpenJob) -> None:
         """Take in what more the dispatcher says (the tables) of the same job."""
@@ -190,7 +190,7 @@ class JobPipeline:
             if len(tables) == 1:
                 if chunks not in self._labels:
                     (table,) = tables.values()
-                    self._labels[chunks] = chunk_labels(prints(graph, tables)[0], table.count, chunks)
+                    self._labels[chunks] = chunk_labels(prints(graph, tables)[0], table, chunks)
                 self.sources.label = self._labels[chunks]
             self._chunks = chunks
 

@@ -49,12 +49,13 @@ _logger = logging.getLogger(__name__)
 def key_of(entry: Entry) -> bytes | None:
     """Make the key of an entry's bytes: of their hash if a digest has it, else of where they lie.
 
-    None: nobody would see that they changed, or they are too many.
+    None: nobody would see that they changed, or they are too many. The size of a shard is not known where a piece of it
+    was listed; its version is another one as soon as it has changed.
     """
     if entry.content and 0 < entry.bytes <= msg.MOST_ITEM_BYTES:
         return msg.CONTENT + entry.content
     stamp = stamp_of(entry.version) if isinstance(entry.version, str) else entry.version
-    if not stamp or entry.size < 0 or not 0 < entry.bytes <= msg.MOST_ITEM_BYTES:
+    if not stamp or not 0 < entry.bytes <= msg.MOST_ITEM_BYTES:
         return None
     what = (entry.location, entry.size, stamp, entry.start, entry.stop)
     return msg.NAME + hashlib.sha256(msgspec.msgpack.encode(what)).digest()
@@ -85,13 +86,13 @@ class SourceCache:
         servers: their addresses.
 
     Attributes:
-        label: finds the label of an item by its number, which is negative where it has none; None: they have no labels.
+        label: finds the label of what was read; None: there are no labels.
         past: whether the store is asked for all, as the job is measured without the cache.
     """
 
     def __init__(self, connect: Callable[[str], DataConnection], servers: Sequence[str]) -> None:
         self._connect = connect
-        self.label: Callable[[int], bytes] | None = None
+        self.label: Callable[[Entry], bytes] | None = None
         self.past = False
         self._lock = threading.Lock()
         self._links: dict[str, _Link] = {}
@@ -166,7 +167,7 @@ class SourceCache:
         except BaseException:
             link.release(key)
             raise
-        link.insert(key, data, b"" if self.label is None else self.label(entry.item))
+        link.insert(key, data, b"" if self.label is None else self.label(entry))
         return data
 
     def close(self) -> None:

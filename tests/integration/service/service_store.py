@@ -2,9 +2,10 @@
 
 import contextlib
 import http.server
+import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 FILES, BYTES = 120, 3000
 
@@ -12,17 +13,16 @@ FILES, BYTES = 120, 3000
 class Store:
     """Files by path, their versions, and how often each was looked at and read; looks wait for ``gate``, if it is set.
 
-    Each file has one value only, its number, as one byte or, of more than 256 files, as four; then comes ``mark``.
+    Reads of others than indexes wait for ``held``, if that is set. ``sent`` has the bytes that were sent of each.
     """
 
-    def __init__(self, files: int = FILES, size: int = BYTES, mark: bytes = b"") -> None:
-        width = 1 if files <= 256 else 4
-        self.looked_at, self.read = Counter[str](), Counter[str]()
-        contents = (number.to_bytes(width, "big") * (size // width) + mark for number in range(files))
-        self.files = {f"/{number:03}.bin": content for number, content in enumerate(contents)}
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.looked_at, self.read, self.sent = Counter[str](), Counter[str](), Counter[str]()
+        self.files = dict(files)
         self.versions = dict.fromkeys(self.files, "1")
         self.lock = threading.Lock()
         self.gate: threading.Event | None = None
+        self.held: threading.Event | None = None
         self.address = ""
 
     @property
@@ -30,9 +30,17 @@ class Store:
         return [self.address + name for name in self.files]
 
 
+def web_store(files: int = FILES, size: int = BYTES, mark: bytes = b"") -> contextlib.AbstractContextManager[Store]:
+    """Serve files of one value only, their number, as one byte or, of more than 256 files, as four; then ``mark``."""
+    width = 1 if files <= 256 else 4
+    contents = (number.to_bytes(width, "big") * (size // width) + mark for number in range(files))
+    return web_store_of({f"/{number:03}.bin": content for number, content in enumerate(contents)})
+
+
 @contextlib.contextmanager
-def web_store(files: int = FILES, size: int = BYTES, mark: bytes = b"") -> Iterator[Store]:
-    found = Store(files, size, mark)
+def web_store_of(files: Mapping[str, bytes]) -> Iterator[Store]:
+    """Serve files by their paths, or ranges of them."""
+    found = Store(files)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -47,16 +55,27 @@ def web_store(files: int = FILES, size: int = BYTES, mark: bytes = b"") -> Itera
         def do_GET(self) -> None:
             with found.lock:
                 found.read[self.path] += 1
+            if found.held is not None and self.path in found.files and not self.path.endswith(".idx"):
+                found.held.wait()
             self.answer(body=True)
 
         def answer(self, *, body: bool) -> None:
-            data = found.files[self.path]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
+            data = found.files.get(self.path)
+            if data is None:
+                self.send_error(404)
+                return
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            first, last = (int(asked[1]), min(int(asked[2]), len(data) - 1)) if asked else (0, len(data) - 1)
+            self.send_response(206 if asked else 200)
+            if asked:
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            self.send_header("Content-Length", str(last + 1 - first))
             self.send_header("ETag", f'"{found.versions[self.path]}"')
             self.end_headers()
             if body:
-                self.wfile.write(data)
+                with found.lock:
+                    found.sent[self.path] += last + 1 - first
+                self.wfile.write(data[first : last + 1])
 
         def log_message(self, *_: object) -> None:
             pass

@@ -20,7 +20,7 @@ from millrace.control.journal.cache_events import RoomGiven
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import Caches, DataSetRoom, Given
 from millrace.control.state.state import Job, State
-from millrace.graph.nodes import FromFiles, stored_elsewhere
+from millrace.graph.nodes import FromFiles, FromTFRecords, FromWebDataset, stored_elsewhere
 from millrace.graph.serialize import unpack
 from millrace.planning import server_zones
 from millrace.planning.chunks import most_chunks
@@ -96,8 +96,12 @@ def _stored(structure: bytes) -> bool:
 
 
 @functools.lru_cache(256)
-def _of_files(structure: bytes) -> bool:
-    return all(isinstance(node, FromFiles) and stored_elsewhere(node) for _, node in unpack(structure).sources())
+def _in_items(structure: bytes) -> bool:
+    """Whether a graph reads stored files, or records of stored shards, of which workers can tell the chunk."""
+    return all(isinstance(node, _IN_ITEMS) and stored_elsewhere(node) for _, node in unpack(structure).sources())
+
+
+_IN_ITEMS = (FromFiles, FromTFRecords, FromWebDataset)
 
 
 def chunks_possible(job: Job) -> int:
@@ -107,7 +111,7 @@ def chunks_possible(job: Job) -> int:
     """
     spec = job.spec
     fixed = spec.deterministic or spec.equal_steps or spec.coordinated or spec.sharing or spec.sharding != "dynamic"
-    if fixed or not job.tables or not job.length or len(job.tables) != 1 or not _of_files(spec.structure):
+    if fixed or not job.tables or not job.length or len(job.tables) != 1 or not _in_items(spec.structure):
         return 0
     return _most_chunks(spec.structure, msgspec.msgpack.encode(job.tables))
 
