@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,11 +77,10 @@ class SamplerOrder:
 
 
 class SamplerDraws:
-    """Positions that users' own samplers have drawn, of the last epochs. Thread-safe."""
+    """Positions that users' own samplers have drawn, of the last epochs."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._drawn: dict[Draw, tuple[Positions, str]] = {}
+        self._drawn_by = functools.lru_cache(_REMEMBERED)(drawn_by)
 
     def order(self, node: g.Sample, draw: Draw) -> tuple[SamplerOrder, str | None]:
         """Make the order of an epoch's draws.
@@ -92,29 +91,24 @@ class SamplerDraws:
         Raises:
             PipelineError: the sampler fails, or gives what are no positions.
         """
-        sampler: Any = node.sampler.value
-        at = getattr(sampler, "at", None)
+        at = getattr(node.sampler.value, "at", None)
         if at is not None:
             return SamplerOrder(lambda draws: at(draws, draw.size, draw.seed, draw.epoch)), None
-        with self._lock:
-            found = self._drawn.pop(draw, None)
-            if found is None:
-                drawn = drawn_by(sampler, node, draw)
-                found = drawn, hashlib.blake2b(drawn.tobytes(), digest_size=8).hexdigest()
-            self._drawn[draw] = found
-            while len(self._drawn) > _REMEMBERED:
-                del self._drawn[next(iter(self._drawn))]
-        return SamplerOrder(found[0].__getitem__), found[1]
+        positions, digest = self._drawn_by(node, draw)
+        return SamplerOrder(positions.__getitem__), digest
 
 
-def drawn_by(sampler: Any, node: g.Sample, draw: Draw) -> Positions:
+def drawn_by(node: g.Sample, draw: Draw) -> tuple[Positions, str]:
     """Have a user's own sampler draw an epoch, and check what it gives.
+
+    Returns:
+        positions, and a hash of them.
 
     Raises:
         PipelineError: it fails, or gives what are no positions, or not as many as there should be.
     """
     try:
-        positions = np.asarray(sampler.positions(draw.size, draw.seed, draw.epoch))
+        positions = np.asarray(node.sampler.value.positions(draw.size, draw.seed, draw.epoch))
     except Exception as error:
         where = f"positions({draw.size}, {draw.seed}, {draw.epoch})"
         raise PipelineError(f"{node}: {where} of the sampler raised {type(error).__name__}: {error}") from error
@@ -133,4 +127,5 @@ def drawn_by(sampler: Any, node: g.Sample, draw: Draw) -> Positions:
             f"{node}: the sampler gave positions from {positions.min()} to {positions.max()} for epoch {draw.epoch},"
             f" and there are {draw.size} elements, from 0 on"
         )
-    return positions.astype(np.int64)
+    found = positions.astype(np.int64)
+    return found, hashlib.blake2b(found.tobytes(), digest_size=8).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
@@ -11,9 +12,25 @@ from millrace.planning.chunks import ChunkMembers
 from millrace.planning.shard_chunks import shard_chunks
 from millrace.planning.split_table import Pieces, SplitTable
 from millrace.protocol.source_cache_messages import chunk_label, name_of_data
-from millrace.sources.store_requests import Entry
 
-Label = Callable[[Entry], bytes]
+
+class ReadEntry(Protocol):
+    """Part of stored data that was read: :class:`millrace.sources.store_requests.Entry`."""
+
+    @property
+    def location(self) -> str:
+        """URL of its file."""
+
+    @property
+    def start(self) -> int:
+        """Byte at which it begins there."""
+
+    @property
+    def item(self) -> int:
+        """Position of the item that it is; -1: it is none."""
+
+
+Label = Callable[[ReadEntry], bytes]
 """Function from what was read to its label."""
 
 
@@ -38,14 +55,14 @@ def chunk_labels(source: str, table: SplitTable, chunks: int) -> Label:
     assert groups is not None, "nothing is read in chunks of which there is nothing"
     of_splits = shard_chunks(groups, chunks).of_splits(len(table.splits))
 
-    def label(entry: Entry) -> bytes:
+    def label(entry: ReadEntry) -> bytes:
         split = split_of(entry)
         return data if split < 0 else chunk_label(data, chunks, int(of_splits[split]))
 
     return label
 
 
-def _finder(table: SplitTable, pieces: Pieces) -> Callable[[Entry], int]:
+def _finder(table: SplitTable, pieces: Pieces) -> Callable[[ReadEntry], int]:
     """Make a function that finds the split which an entry is a part of, by where it begins; -1: it is of none."""
     starts, of_file = pieces.starts.array(), dict[str, tuple[int, int]]()
     first, before = 0, None
@@ -55,7 +72,7 @@ def _finder(table: SplitTable, pieces: Pieces) -> Callable[[Entry], int]:
                 of_file.setdefault(before, (first, number))  # of a file that is listed twice the first time counts
             first, before = number, name
 
-    def find(entry: Entry) -> int:
+    def find(entry: ReadEntry) -> int:
         first, stop = of_file.get(entry.location, (0, 0))
         return first + int(np.searchsorted(starts[first:stop], entry.start, side="right")) - 1 if stop else -1
 

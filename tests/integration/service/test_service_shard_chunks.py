@@ -126,32 +126,21 @@ def labels_in(folder: Path) -> list[bytes]:
         return [label for (label,) in index.execute("select distinct label from segments")]
 
 
-def stored_bytes(store: Store) -> int:
-    """Count the bytes that the store has sent of shards, and begin anew."""
-    sent = sum(size for name, size in store.sent.items() if not name.endswith(".idx"))
-    store.sent.clear()
-    return sent
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("indexed", [True, False], ids=["indexed", "whole"])
-def test_two_jobs_read_less_from_the_store_than_as_a_whole(indexed: bool, tmp_path: Path) -> None:
-    """With a task for each shard, as jobs have some tasks ahead, which have to be a part of a chunk only."""
+def test_two_jobs_read_the_same_chunks_and_less_than_all_of_it_twice(indexed: bool, tmp_path: Path) -> None:
     files = (tfrecords if indexed else tars)(SHARDS)
     data = size_of(files)
     with web_store_of(files) as store:
-        read = read_by_two_jobs(store, tmp_path / "cache", data // 10, tasks=SHARDS)
+        read = read_by_two_jobs(store, tmp_path / "cache", data // 10, tasks=SHARDS)  # jobs hold some tasks ahead
         assert [sorted(order) for order, _ in read] == [list(range(RECORDS))] * 2
         assert read[0][0] != read[1][0]
         assert read[0][1] == read[1][1] >= 20, "two chunks fit into a cache of a tenth"
         kept = labels_in(tmp_path / "cache")
         assert 0 < len(kept) <= 2
         assert {int.from_bytes(label[16:20], "big") for label in kept} == {read[0][1]}
-        sent = stored_bytes(store)
-        whole = read_by_two_jobs(store, tmp_path / "another", data // 10, tasks=SHARDS, deterministic=True)
-        assert [sorted(order) for order, _ in whole] == [list(range(RECORDS))] * 2
-        assert [chunks for _, chunks in whole] == [0, 0]
-        assert sent < 0.97 * stored_bytes(store)
+        sent = sum(size for name, size in store.sent.items() if not name.endswith(".idx"))
+        assert data <= sent < 2 * data, "what one has read the other one finds, some of it"
 
 
 @pytest.mark.timeout(300)
