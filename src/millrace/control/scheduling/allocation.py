@@ -152,6 +152,7 @@ def preemptible(tx: Transaction) -> set[str]:
     chosen = _surplus(tx) | _exchanged(tx, division)
     if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
+    chosen |= _useless(tx, division, chosen)
     able = able_to_take(tx, division.accounts.takers(tx.now - division.at))
     takers = [name for name in division.shares if name in able or name in crew.sharded] if crew.sharded else able
     if not takers:
@@ -184,6 +185,31 @@ def preemptible(tx: Transaction) -> set[str]:
                 place = full and any(runnable(tx, job, worker) for worker in free)
                 _take(tx, job, own, standings, chosen, ready, place=place)
     return chosen
+
+
+def _useless(tx: Transaction, division: Division, chosen: AbstractSet[str]) -> set[str]:
+    """Workers whose consumers don't read, one for each job that has none and waits, whoever had more than its share."""
+    jobs, found = tx.state.jobs, set[str]()
+    waiting = [jobs[name] for name in sorted(division.waiting) if name in jobs]
+    there = [each for each in tx.state.index.serving.workers if each.id not in chosen] if waiting else []
+    blocked = [each for each in there if _is_blocked(tx, each) and not _owns(jobs[each.job], each)]
+    for job in waiting if blocked else ():
+        if job.spec.statically_owned or _at_target(tx, job) or _full(tx, job.spec.tenant):
+            continue
+        able = (each for each in blocked if each.id not in found and runnable(tx, job, each))
+        if (worker := next(able, None)) is not None:
+            found.add(worker.id)
+    return found
+
+
+def _is_blocked(tx: Transaction, worker: Worker) -> bool:
+    """Whether all that a worker runs has waited for a while for consumers that don't read."""
+    sight = tx.observed.workers.get(worker.id)
+    report = sight.report if sight is not None else None
+    if sight is None or report is None or report.job != worker.job or sight.reported <= worker.turn_began:
+        return False
+    lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
+    return bool(lanes) and all(lane.blocked_s > tx.state.settings.blocked_s for lane in lanes)
 
 
 def _exchanged(tx: Transaction, division: Division) -> set[str]:
@@ -275,13 +301,7 @@ def revoke_blocked(tx: Transaction, leaving: set[str]) -> set[str]:
                 revoke_paused(tx, worker, f"another job waits for worker {name}")
             continue
         held = [key for key in worker.unfinished.values() if key[0] == job.name]
-        sight = tx.observed.workers.get(name)
-        report = sight.report if sight is not None else None
-        if sight is not None and report is not None and report.job == job.name and sight.reported > worker.turn_began:
-            lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
-            blocked = bool(lanes) and all(lane.blocked_s > settings.blocked_s for lane in lanes)
-        else:
-            blocked = False
+        blocked = _is_blocked(tx, worker)
         late = tx.now - tx.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
             tx.emit(TurnCut(job.name))
