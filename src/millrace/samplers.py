@@ -7,7 +7,6 @@ an epoch's draws without the others. One's own needs ``positions`` alone, see :c
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,61 +15,12 @@ import numpy.typing as npt
 from millrace.errors import PipelineError
 from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive, mix_array
-from millrace.planning.sampler_orders import Positions, Sampler
+from millrace.planning.sampler_orders import ComputedSampler, Positions, Sampler
 from millrace.whole_numbers import whole
 
 __all__ = ["ClassBalanced", "Curriculum", "Sampler", "Shuffled", "Weighted", "Windowed", "WithReplacement"]
 
 _TO_UNIT = 2.0**-53
-
-
-class ComputedSampler(ABC):
-    """Sampler that computes any draws of an epoch without the others.
-
-    Args:
-        num_samples: draws of an epoch; None: as many as there are elements.
-
-    Attributes:
-        contents: name, and hash of the weights and the like that it draws by: a state of other ones is refused.
-    """
-
-    def __init__(self, num_samples: int | None = None) -> None:
-        name = type(self).__name__
-        self.num_samples = None if num_samples is None else whole(name, "num_samples", num_samples, 0)
-        self._each = "", 0  # what it has one of for each element, and how many
-        self.contents = name
-
-    @abstractmethod
-    def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
-        """Find the positions of some draws.
-
-        Args:
-            draws: their numbers, int64, each in [0, num_samples).
-            size: number of elements that there are.
-            seed: of 63 bits.
-            epoch: number of the epoch, from 0 on.
-
-        Returns:
-            int64 of the same shape, each in [0, size).
-        """
-
-    def positions(self, size: int, seed: int, epoch: int) -> Positions:
-        """Draw an epoch: int64 of shape (num_samples,), each in [0, size)."""
-        count = size if self.num_samples is None else self.num_samples
-        return self.at(np.arange(count, dtype=np.int64), size, seed, epoch)
-
-    def check(self, size: int) -> None:
-        """Check that there are as many elements as the sampler has something of each for.
-
-        Raises:
-            PipelineError: there are not.
-        """
-        what, count = self._each
-        if what and count != size:
-            raise PipelineError(
-                f"{type(self).__name__} has {count} {what}, and there are {size} elements to draw from: it needs one of"
-                " each"
-            )
 
 
 class Shuffled(ComputedSampler):

@@ -309,3 +309,91 @@ def test_one_of_each_is_needed(sampler, what):
     said = refused(lambda: Dataset.range(5).sample(sampler))
     assert what in said
     assert "there are 5 elements" in said
+
+
+# -- elements that are drawn more than once ----------------------------------------------------------------------------
+
+
+def ten_times(number):
+    return number * 10
+
+
+@pytest.mark.parametrize("drawn", [[0, 0, 1, 2, 2, 2, 1], [2, 0, 0, 2, 4, 4, 4], [3] * 9])
+def test_a_cache_below_a_sampler_keeps_each_element_once(drawn, tmp_path):
+    for epoch in range(3):
+        kept = Dataset.from_list([*range(5)]).map(ten_times).cache(str(tmp_path)).with_options(seed=1)
+        found = list(kept.sample(Says(drawn, len(drawn))))
+        assert found == [10 * number for number in drawn], epoch
+    assert list(kept) == [0, 10, 20, 30, 40]
+
+
+@given(st.integers(1, 60), st.integers(0, 5), st.integers(1, 200))
+def test_caches_below_samplers_change_nothing(size, seed, draws):
+    def drawn(dataset):
+        return dataset.sample(WithReplacement(draws)).with_options(seed=seed)
+
+    kept = drawn(Dataset.range(size).map(ten_times).cache())
+    plain = drawn(Dataset.range(size).map(ten_times))
+    for _ in range(3):
+        assert list(kept) == list(plain)
+
+
+def test_a_random_function_in_front_gives_all_draws_of_an_element_the_same():
+    found = list(Dataset.from_list([7, 8, 9]).map(with_value).sample(Says([2, 0, 0, 2, 0, 1], 6)).with_options(seed=2))
+    assert len(set(found)) == 3
+    assert [number for number, _ in found] == [9, 7, 7, 9, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        Dataset.range(3).concatenate(Dataset.range(3, 6)),
+        Dataset.range(3).repeat(2),
+        Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(3, 6)], seed=1),
+        Dataset.from_list([0, 1, 2, 0, 1, 2]),
+    ],
+)
+def test_more_draws_than_elements_of_several_datasets(several):
+    draws = several.sample(WithReplacement(70_000)).with_options(seed=1)
+    assert len(list(draws.filter(lambda number: number >= 0).enumerate())) == 70_000
+    batches = list(several.sample(WithReplacement(600)).filter(lambda number: number >= 0).batch(4).shuffle(10))
+    assert sum(map(len, batches)) == 600
+
+
+def test_files_that_are_drawn_again(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.bin").write_bytes(bytes([number]))
+    files = Dataset.from_files(str(tmp_path / "*.bin")).map(lambda file: file["bytes"][0])
+    drawn = [0, 0, 3, 3, 3, 1, 4, 0]
+    assert list(files.sample(Says(drawn, 8))) == drawn
+
+
+class Reversed(Weighted):
+    """Sampler of millrace's that somebody has changed."""
+
+    def positions(self, size, seed, epoch):
+        return np.arange(size)[::-1]
+
+
+class LooksAlike:
+    """Sampler of one's own, with a method ``at`` that is something else."""
+
+    def positions(self, size, seed, epoch):
+        return np.arange(size)
+
+    def at(self, index):
+        raise AssertionError(index)
+
+    check = at
+
+
+def test_what_somebody_has_changed_is_theirs():
+    assert list(Dataset.range(3).sample(Reversed([1, 1, 1]))) == [2, 1, 0]
+    assert list(Dataset.range(3).sample(LooksAlike())) == [0, 1, 2]
+
+
+def test_a_window_above_a_sampler_mixes_draws_from_all_over():
+    draws = Dataset.range(100).sample(WithReplacement(20_000)).enumerate().flat_map(lambda pair: [pair[0]])
+    places = list(draws.shuffle(10).with_options(seed=1))
+    assert sorted(places) == list(range(20_000))
+    assert np.corrcoef(np.arange(20_000), places)[0, 1] < 0.5

@@ -200,6 +200,7 @@ class EpochOrders:
     ) -> None:
         self.units, self.seed, self.epoch, self.chunks = units, seed, epoch, chunks
         self.drawn: dict[str, str] = {} if drawn is None else drawn
+        self._sampled_orders: dict[tuple[int, int], Order] = {}
         self._in_chunks = shuffle_in_chunks(units) if chunks else None
 
     def key(self, number: int, repetition: int) -> int:
@@ -238,10 +239,13 @@ class EpochOrders:
         seed = self.seed if node.seed is None else node.seed
         key = derive(seed, self.units.graph.keys[number], repetition) >> 1
         size = self.units.of(self.units.graph.id_of(node.inputs[0])).count
+        if (number, repetition) in self._sampled_orders:
+            return self._sampled_orders[number, repetition]
         draw = Draw(number, size, self.units.of(number).count, key, self.epoch)
         order, drawn = self.units.draws.order(node, draw)
         if drawn is not None:
             self.drawn[f"{derive(key, self.epoch):016x}"] = drawn
+        self._sampled_orders[number, repetition] = order
         return order
 
     def _chunks_of_blocks(self, bounds: Positions) -> Positions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
+from millrace.whole_numbers import whole
 
 Positions = npt.NDArray[np.int64]
 _REMEMBERED = 4
@@ -39,6 +41,55 @@ class Sampler(Protocol):
             int64 of shape (num_samples,), each in [0, size).
         """
         ...
+
+
+class ComputedSampler(ABC):
+    """Sampler that computes any draws of an epoch without the others.
+
+    Args:
+        num_samples: draws of an epoch; None: as many as there are elements.
+
+    Attributes:
+        contents: name, and hash of the weights and the like that it draws by: a state of other ones is refused.
+    """
+
+    def __init__(self, num_samples: int | None = None) -> None:
+        name = type(self).__name__
+        self.num_samples = None if num_samples is None else whole(name, "num_samples", num_samples, 0)
+        self._each = "", 0  # what it has one of for each element, and how many
+        self.contents = name
+
+    @abstractmethod
+    def at(self, draws: Positions, size: int, seed: int, epoch: int) -> Positions:
+        """Find the positions of some draws.
+
+        Args:
+            draws: their numbers, int64, each in [0, num_samples).
+            size: number of elements that there are.
+            seed: of 63 bits.
+            epoch: number of the epoch, from 0 on.
+
+        Returns:
+            int64 of the same shape, each in [0, size).
+        """
+
+    def positions(self, size: int, seed: int, epoch: int) -> Positions:
+        """Draw an epoch: int64 of shape (num_samples,), each in [0, size)."""
+        count = size if self.num_samples is None else self.num_samples
+        return self.at(np.arange(count, dtype=np.int64), size, seed, epoch)
+
+    def check(self, size: int) -> None:
+        """Check that there are as many elements as the sampler has something of each for.
+
+        Raises:
+            PipelineError: there are not.
+        """
+        what, count = self._each
+        if what and count != size:
+            raise PipelineError(
+                f"{type(self).__name__} has {count} {what}, and there are {size} elements to draw from: it needs one of"
+                " each"
+            )
 
 
 class Draw(NamedTuple):
@@ -77,10 +128,14 @@ class SamplerOrder:
 
 
 class SamplerDraws:
-    """Positions that users' own samplers have drawn, of the last epochs."""
+    """Positions that users' own samplers have drawn, of the last epochs.
 
-    def __init__(self) -> None:
-        self._drawn_by = functools.lru_cache(_REMEMBERED)(drawn_by)
+    Args:
+        samplers: number of samplers in the graph.
+    """
+
+    def __init__(self, samplers: int) -> None:
+        self._drawn_by = functools.lru_cache(_REMEMBERED * samplers)(drawn_by)
 
     def order(self, node: g.Sample, draw: Draw) -> tuple[SamplerOrder, str | None]:
         """Make the order of an epoch's draws.
@@ -91,9 +146,9 @@ class SamplerDraws:
         Raises:
             PipelineError: the sampler fails, or gives what are no positions.
         """
-        at = getattr(node.sampler.value, "at", None)
-        if at is not None:
-            return SamplerOrder(lambda draws: at(draws, draw.size, draw.seed, draw.epoch)), None
+        sampler = node.sampler.value
+        if isinstance(sampler, ComputedSampler) and type(sampler).positions is ComputedSampler.positions:
+            return SamplerOrder(lambda draws: sampler.at(draws, draw.size, draw.seed, draw.epoch)), None
         positions, digest = self._drawn_by(node, draw)
         return SamplerOrder(positions.__getitem__), digest
 

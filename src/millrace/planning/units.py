@@ -24,7 +24,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
-from millrace.planning.sampler_orders import SamplerDraws
+from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
@@ -104,7 +104,7 @@ class UnitMap:
         self.skips = on_error == "skip"
         self._units: dict[int, Units | UnplannableError] = {}
         self.mixtures: dict[int, Mixture] = {}
-        self.draws = SamplerDraws()
+        self.draws = SamplerDraws(sum(isinstance(node, g.Sample) for node in graph.nodes))
         for number, node in enumerate(graph.nodes):
             self._units[number] = self._analyse(number, node)
 
@@ -234,7 +234,10 @@ class UnitMap:
             return (inner - node.index + node.num_shards - 1) // node.num_shards
         if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
             return inner // node.batch_size
-        if isinstance(node, (g.Shuffle, g.SampleFromDatasets)) and not self.of(self.graph.id_of(node)).collecting:
+        if (
+            isinstance(node, (g.Shuffle, g.Sample, g.SampleFromDatasets))
+            and not self.of(self.graph.id_of(node)).collecting
+        ):
             return np.linspace(0, count, len(inner))
         return inner  # where elements are collected, repetitions and parts begin at some of these
 
@@ -381,9 +384,8 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
     (units,) = below
     if not units.cheap or units.yields is not Cardinality.ONE or units.count >= INFINITE:
         raise PipelineError(_NO_POSITIONS.format(node=node))
-    check = getattr(node.sampler.value, "check", None)
-    if check is not None:
-        check(units.count)
+    if isinstance(node.sampler.value, ComputedSampler):
+        node.sampler.value.check(units.count)
     count = units.count if node.num_samples is None else node.num_samples
     if count and not units.count:
         raise PipelineError(f"{node} draws {count} elements in each epoch, and its input has none")
@@ -393,7 +395,7 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
 _NO_POSITIONS = (
     "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it must"
     " have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
-    " from_webdataset(random_access=True), and nothing before it may leave elements out"
+    ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
 )
 
 

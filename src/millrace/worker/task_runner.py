@@ -210,6 +210,7 @@ class _Run:
                 packer.add(chunk.elements[max(first * together - before, 0) :])
                 packer.target = going.message_bytes
                 self._put(packer, flush=going.hungry)
+            self._say_drawn(run.drawn)
             self._put(packer, flush=True)
             lane.batch = packer.batch
             for failure in failures:

@@ -1,6 +1,7 @@
 """Samplers of torch behind ``sample``: the same draws in every process, other ones in each epoch."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -72,3 +73,11 @@ def test_what_it_cant_take_is_refused():
         TorchSampler(BatchSampler(SequentialSampler(range(4)), 2, drop_last=False))
     with pytest.raises(PipelineError, match="takes a sampler of torch that has a length"):
         TorchSampler(nothing)
+
+
+def test_threads_that_draw_at_the_same_time_draw_alike():
+    ours = TorchSampler(Rolled())
+    alone = [ours.positions(SIZE, 5, epoch).tolist() for epoch in range(30)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda epoch: ours.positions(SIZE, 5, epoch).tolist(), [*range(30)] * 4))
+    assert found == alone * 4

@@ -27,7 +27,7 @@ from millrace.planning.chunks import most_chunks
 from millrace.planning.split_table import TableSummary
 from millrace.planning.units import UnitMap
 from millrace.policies.caching import cache_budget as policy
-from millrace.policies.caching.kept_chunks import FILLED, KEPT, chunk_bytes
+from millrace.policies.caching.kept_chunks import FILLED, KEPT, choose_chunks, chunk_bytes
 from millrace.policies.decision import Decision
 from millrace.policies.figures import data_size
 from millrace.protocol.cache_server_messages import KeepChunks
@@ -164,6 +164,11 @@ def _bytes(read: Mapping[str, StoredData]) -> int:
 _Found = Mapping[str, tuple[int, Decision[Given]]]
 
 
+def _in_chunks(job: Job, size: int, room: int) -> bool:
+    """Whether the job can read its data in chunks of which two fit into the room."""
+    return bool(choose_chunks(size, room, chunks_possible(job)).value)
+
+
 def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
     """Rooms of what is read."""
     room, usable, together = room_there(tx), _usable(tx), _bytes(read)
@@ -175,7 +180,7 @@ def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
         why = (
             f"it is more ({data_size(only.bytes)}) than the source cache ({_room_in_words(tx)}), and nobody else reads"
         )
-        alone: Given = "two chunks" if any(map(chunks_possible, only.jobs)) else "free"
+        alone: Given = "two chunks" if any(_in_chunks(job, only.bytes, room) for job in only.jobs) else "free"
         return {data: (only.bytes, Decision[Given](alone, why))}
     found = dict(_held(tx, read))
     usable -= sum(_taken(size, decision.value, room) for size, decision in found.values())
@@ -183,7 +188,7 @@ def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
         policy.DataSetUse(
             data,
             each.bytes,
-            tuple(times_of(tx, job, len(each.jobs), in_chunks=bool(chunks_possible(job))) for job in each.jobs),
+            tuple(times_of(tx, job, len(each.jobs), in_chunks=_in_chunks(job, each.bytes, room)) for job in each.jobs),
             chunk_bytes=chunk_bytes(each.bytes, room),
         )
         for data, each in read.items()

@@ -193,8 +193,11 @@ def _useless(tx: Transaction, division: Division, chosen: AbstractSet[str]) -> s
     waiting = [jobs[name] for name in sorted(division.waiting) if name in jobs]
     there = [each for each in tx.state.index.serving.workers if each.id not in chosen] if waiting else []
     blocked = [each for each in there if _is_blocked(tx, each) and not _owns(jobs[each.job], each)]
+    free = tx.state.index.serving.by_job.get("", [])
     for job in waiting if blocked else ():
         if job.spec.statically_owned or _at_target(tx, job) or _full(tx, job.spec.tenant):
+            continue
+        if any(runnable(tx, job, each) for each in free):
             continue
         able = (each for each in blocked if each.id not in found and runnable(tx, job, each))
         if (worker := next(able, None)) is not None:

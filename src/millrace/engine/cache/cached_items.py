@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from millrace.blocks.block_index import ItemLocations
 from millrace.blocks.block_keys import as_bytes
@@ -244,9 +245,20 @@ class Items:
                 start += len(some)
                 if there.all() or not there.any():
                     yield from (read if there.all() else made).take(some)
+                elif self._yields is Cardinality.ONE:
+                    yield self._put_back([*read.take(some[there])], [*made.take(some[~there])], some, there)
                 else:
                     yield self._woven([*read.take(some[there]), *made.take(some[~there])], some)
         made.end()
+
+    def _put_back(self, read: list[Chunk], made: list[Chunk], items: Array, there: npt.NDArray[np.bool_]) -> Chunk:
+        """Put elements of one each where their items are, of which one may be asked for more than once."""
+        elements: list[object] = [None] * len(items)
+        for chunks, which in ((read, there), (made, ~there)):
+            its = chain.from_iterable(chunk.elements for chunk in chunks)
+            for index, element in zip(np.flatnonzero(which).tolist(), its, strict=True):
+                elements[index] = element
+        return Chunk(elements, self._origin, items)
 
     def _woven(self, chunks: list[Chunk], items: Array) -> Chunk:
         elements = [element for chunk in chunks for element in chunk.elements]
@@ -296,6 +308,9 @@ class Items:
         # Only an item of many elements may go on in the next chunk.
         opened = self._writer.writing() if self._yields is Cardinality.MANY else nullcontext(self._writer)
         with closing(self._made(some[0] for some in theirs)) as made, opened as writing:
+            if self._yields is Cardinality.ONE:
+                yield from self._keeping_each(made, keyed, self._writer)
+                return
             now = -1
             for chunk in made:
                 self._look_for_skipped(self._writer)
@@ -313,6 +328,20 @@ class Items:
                 yield chunk
             self._look_for_skipped(self._writer)
             writing.add([(key, []) for _, key in keyed])  # those that gave nothing
+
+    def _keeping_each(self, made: Chunks, keyed: Iterator[tuple[int, bytes]], writer: CacheWriter) -> Chunks:
+        """Keep items of one element each; one that is asked for more than once is kept once."""
+        kept = set[bytes]()
+        for chunk in made:
+            self._look_for_skipped(writer)
+            added: Added = []
+            for element in chunk.elements:
+                _, key = next(keyed)
+                if key not in kept:
+                    kept.add(key)
+                    added.append((key, [element]))
+            writer.add(added)
+            yield chunk
 
     def _look_for_skipped(self, writer: CacheWriter) -> None:
         if self._context.skipped:

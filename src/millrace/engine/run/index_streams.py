@@ -40,7 +40,7 @@ def ascends(array: Array) -> bool:
 
 def compact(array: Array) -> range | Array:
     """Convert positions to a range where they are contiguous."""
-    if len(array) and array[-1] - array[0] == len(array) - 1 and ascends(array):
+    if len(array) and array[-1] - array[0] == len(array) - 1 and bool((array[1:] > array[:-1]).all()):
         return range(int(array[0]), int(array[-1]) + 1)
     return array
 

@@ -9,6 +9,7 @@ that left it something.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -313,6 +314,13 @@ class Lowering:
             if asked == count and not made:
                 return
 
+    @functools.cached_property
+    def _below_samples(self) -> set[int]:
+        """Nodes of which a unit may be asked for more than once."""
+        graph = self.map.graph
+        samples = [node for node in graph.nodes if isinstance(node, g.Sample)]
+        return {graph.id_of(below) for node in samples for below in g.Graph(node).nodes if below is not node}
+
     def _counts(self, children: list[int]) -> Callable[[int], int]:
         counts = [self.map.of(child).count for child in children]
         return counts.__getitem__
@@ -334,7 +342,8 @@ class Lowering:
 
     def _merged(self, deal: _Deal, feed: Feed) -> Chunks:
         """Yield one element for each unit, from the part that ``route`` names; positions are for the caller to give."""
-        routes = index_streams.Routes(feed, deal.route, deal.most)
+        most = (lambda _part: INFINITE) if deal.number in self._below_samples else deal.most
+        routes = index_streams.Routes(feed, deal.route, most)
         streams: dict[int, index_streams.Elements] = {}
         origin = Origin(deal.number, 0)
         for choices in routes.choices():

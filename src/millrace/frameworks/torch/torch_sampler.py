@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,17 @@ from torch.utils.data import Sampler
 from millrace.errors import PipelineError
 from millrace.planning.random_keys import derive
 
+_GENERATOR = threading.Lock()
+"""Held while torch's own generator is seeded: a worker's threads may draw at the same time."""
+
 
 class TorchSampler:
     """Sampler that draws what one of torch's would, in whatever process.
 
     Its generator, if it has one, is seeded by the pipeline's seed and the epoch, and its ``set_epoch`` is called, if it
     has that. A sampler that holds its dataset (``RandomSampler(dataset)`` does) takes that along to the workers;
-    ``RandomSampler(range(len(dataset)))`` draws the same.
+    ``RandomSampler(range(len(dataset)))`` draws the same. One without a generator of its own draws from torch's, which
+    is seeded for it and is then as it was before.
 
     Args:
         sampler: gives positions, one by one.
@@ -48,6 +53,9 @@ class TorchSampler:
         if hasattr(sampler, "generator"):
             sampler.generator = torch.Generator().manual_seed(key)
             return np.array([int(position) for position in sampler], np.int64)
-        with torch.random.fork_rng(devices=[]):  # one of the user's own, perhaps, that goes by torch's generator
+        with (
+            _GENERATOR,
+            torch.random.fork_rng(devices=[]),
+        ):  # one of the user's own, perhaps, that goes by torch's generator
             torch.manual_seed(key)
             return np.array([int(position) for position in sampler], np.int64)
