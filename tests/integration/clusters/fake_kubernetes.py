@@ -449,7 +449,11 @@ def _value(variable: dict[str, Any], pod: dict[str, Any]) -> str:
     source = variable.get("valueFrom", {})
     if "fieldRef" in source:
         path = source["fieldRef"]["fieldPath"]
-        found: str = {"metadata.name": pod["metadata"]["name"], "status.podIP": pod["status"]["podIP"]}[path]
+        meta = pod["metadata"]
+        labels = {f"metadata.labels['{name}']": value for name, value in meta.get("labels", {}).items()}
+        fields = {"metadata.name": meta["name"], "status.podIP": pod["status"]["podIP"], **labels}
+        # A label that a pod lacks is empty; of another field that does not exist nothing may be made up.
+        found: str = fields.get(path, "") if path.startswith("metadata.labels[") else fields[path]
         return found
     if "resourceFieldRef" in source:
         limits: dict[str, str] = pod["spec"]["containers"][0]["resources"]["limits"]
