@@ -320,8 +320,8 @@ def ten_times(number):
 
 @pytest.mark.parametrize("drawn", [[0, 0, 1, 2, 2, 2, 1], [2, 0, 0, 2, 4, 4, 4], [3] * 9])
 def test_a_cache_below_a_sampler_keeps_each_element_once(drawn, tmp_path):
+    kept = Dataset.from_list([*range(5)]).map(ten_times).cache(str(tmp_path)).with_options(seed=1)
     for epoch in range(3):
-        kept = Dataset.from_list([*range(5)]).map(ten_times).cache(str(tmp_path)).with_options(seed=1)
         found = list(kept.sample(Says(drawn, len(drawn))))
         assert found == [10 * number for number in drawn], epoch
     assert list(kept) == [0, 10, 20, 30, 40]
