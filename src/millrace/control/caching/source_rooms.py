@@ -181,6 +181,8 @@ def _rooms(tx: Transaction, read: Mapping[str, StoredData]) -> _Found:
             f"it is more ({data_size(only.bytes)}) than the source cache ({_room_in_words(tx)}), and nobody else reads"
         )
         alone: Given = "two chunks" if any(_in_chunks(job, only.bytes, room) for job in only.jobs) else "free"
+        if alone == "free" and (most := max(map(chunks_possible, only.jobs))):
+            why += f"; {choose_chunks(only.bytes, room, most).reason}"
         return {data: (only.bytes, Decision[Given](alone, why))}
     found = dict(_held(tx, read))
     usable -= sum(_taken(size, decision.value, room) for size, decision in found.values())
