@@ -14,6 +14,7 @@ from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Node, Opaque
 from millrace.graph.notation import call_notation, graph_of
+from millrace.planning.sampler_orders import ComputedSampler
 from millrace.planning.units import INFINITE
 from millrace.policies.read_concurrency import MOST_CHOSEN
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
@@ -232,7 +233,8 @@ def sampler(value: Any) -> dict[str, Any]:
     if count is not None:
         count = whole("sample", "num_samples", count, 0)
     found = Opaque(value, type(value).__name__, where_of(type(value)))
-    return {"sampler": found, "num_samples": count, "contents": getattr(value, "contents", "")}
+    contents = value.contents if isinstance(value, ComputedSampler) else ""
+    return {"sampler": found, "num_samples": count, "contents": contents}
 
 
 def index(operator: str, name: str, value: Any, count: int) -> int:

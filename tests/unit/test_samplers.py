@@ -376,7 +376,7 @@ class Reversed(Weighted):
 
 
 class LooksAlike:
-    """Sampler of one's own, with a method ``at`` that is something else."""
+    """Sampler of one's own, with methods that are something else."""
 
     def positions(self, size, seed, epoch):
         return np.arange(size)
@@ -384,7 +384,7 @@ class LooksAlike:
     def at(self, index):
         raise AssertionError(index)
 
-    check = at
+    check = contents = at
 
 
 def test_what_somebody_has_changed_is_theirs():

@@ -447,7 +447,8 @@ def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
     assert any(live.worker == "" for live in service.state.jobs["slow"].epochs[0].live.values())
 
 
-def test_who_had_more_than_its_share_gets_a_blocked_worker_all_the_same():
+def service_of_a_larger_share():
+    """Job "slow", whose share is much larger, has the only worker, and "quick" has had more of it than its share."""
     service = Service(FakePlan(30))
     service.add_worker("w")
     service.join("y", "quick")
@@ -456,6 +457,11 @@ def test_who_had_more_than_its_share_gets_a_blocked_worker_all_the_same():
         service.plan_tasks(service.workers["w"])
         service.work()
         service.tick(1)
+    return service
+
+
+def test_who_had_more_than_its_share_gets_a_blocked_worker_all_the_same():
+    service = service_of_a_larger_share()
     service.now += 1
     service.report("w", lanes=[LaneReport(0, True, 6.0, 100)])
     service.say(inp.Tick())
@@ -465,14 +471,7 @@ def test_who_had_more_than_its_share_gets_a_blocked_worker_all_the_same():
 @pytest.mark.parametrize("useless", [False, True])
 def test_so_is_one_of_a_job_whose_share_is_much_larger(useless):
     """Else the worker gets the same tasks again in that moment, and is taken away in the next one, on and on."""
-    service = Service(FakePlan(30))
-    service.add_worker("w")
-    service.join("y", "quick")
-    service.join("x", "slow", priority=24.0)
-    while service.state.workers["w"].job != "slow" or not service.state.workers["w"].unfinished:
-        service.plan_tasks(service.workers["w"])
-        service.work()
-        service.tick(1)
+    service = service_of_a_larger_share()
     tx = Transaction(service.state, service.observed, service.now)
     for job, number, task in list(service.state.workers["w"].unfinished.values()):
         revoke(tx, service.state.jobs[job], number, task, "its consumers do not read")

@@ -68,7 +68,7 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
 
 
 def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
-    """Find a shuffle that decides in every epoch anew which units a task has at a point."""
+    """Find an operator that decides in every epoch anew which units a task has at a point."""
     return next(
         (node for node in graph.nodes if reorders(node) and point in g.Graph(node).nodes),
         None,

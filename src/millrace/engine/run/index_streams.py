@@ -39,7 +39,7 @@ def ascends(array: Array) -> bool:
 
 
 def compact(array: Array) -> range | Array:
-    """Convert positions to a range where they are contiguous."""
+    """Convert positions to a range where they are contiguous; a sampler may have drawn one of them twice."""
     if len(array) and array[-1] - array[0] == len(array) - 1 and bool((array[1:] > array[:-1]).all()):
         return range(int(array[0]), int(array[-1]) + 1)
     return array
