@@ -35,7 +35,8 @@ from millrace.control.state.state import State
 from millrace.dispatcher.journal_file import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import pack
 from millrace.planning.split_table import positions_table
 from millrace.protocol.job_spec import JobSpec

@@ -14,6 +14,7 @@ from millrace.frameworks.base import Readable
 from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
 from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, fit, graph_digest, pack, parse_all
 from millrace.planning.epoch_cursor import Number, Share
@@ -84,8 +85,8 @@ class ContinuedPipeline(Readable):
         self._metrics: ArrivalMetrics | None = None  # of the last iterator
 
     @functools.cached_property
-    def _operators(self) -> g.Graph:
-        return g.Graph(self.node)
+    def _operators(self) -> Graph:
+        return Graph(self.node)
 
     @functools.cached_property
     def _digest(self) -> str:

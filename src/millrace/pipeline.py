@@ -12,6 +12,7 @@ from millrace.frameworks.base import Readable
 from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
+from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.plan import Plan, make_plan
@@ -89,9 +90,9 @@ class Pipeline(Readable):
         return {name: value for name, value in state.items() if name != "graph"}
 
     @functools.cached_property
-    def graph(self) -> g.Graph:
+    def graph(self) -> Graph:
         """The graph, with user functions."""
-        return g.Graph(self.node)
+        return Graph(self.node)
 
     @functools.cached_property
     def seed(self) -> int:

@@ -33,6 +33,7 @@ from millrace.errors import (
 )
 from millrace.functions import bundles
 from millrace.graph import nodes, serialize
+from millrace.graph.operator_graph import Graph
 from millrace.message_budget import MALFORMED, check_containers
 from millrace.planning.columns import integers
 from millrace.planning.item_hashes import ItemHashes
@@ -308,7 +309,7 @@ def _graphs() -> list[bytes]:
     mapped = nodes.Map(inputs=(files,), fn=nodes.Opaque(len, "len", "here"), num_parallel_calls=3)
     padded = nodes.PaddedBatch(inputs=(mapped,), batch_size=4, padded_shapes={"a": (None, 3)}, padding_values=0.5)
     both = nodes.WithOptions(inputs=(nodes.Zip(inputs=(padded, files), keys=("x", "y")),), on_error="skip")
-    return [serialize.pack(nodes.Graph(each))[0] for each in (few, both)]
+    return [serialize.pack(Graph(each))[0] for each in (few, both)]
 
 
 def _graph(data: bytes) -> None:

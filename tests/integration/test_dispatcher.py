@@ -35,7 +35,8 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.functions import bundles
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import pack
 from millrace.planning.plan import make_plan
 from millrace.planning.split_table import pack_tables, positions_table, summaries

@@ -12,6 +12,7 @@ from millrace.control.caching.profiling import summed
 from millrace.control.tasks.job_load import operator_rows
 from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.protocol.reports import NodeMeasure
 
 LENGTHS = [1, 4, 2, 4, 3, 3, 4, 4]
@@ -59,7 +60,7 @@ def test_of_several_workers_it_is_the_share_of_all_numbers():
 
 
 def test_of_operators_behind_distribute_it_is_told_too():
-    metrics = ArrivalMetrics(g.Graph(g.PaddedBatch(inputs=(g.Arrivals(),), batch_size=4)))
+    metrics = ArrivalMetrics(Graph(g.PaddedBatch(inputs=(g.Arrivals(),), batch_size=4)))
     measure = metrics.begin((), 1)[-1]
     measure.padding, measure.padded = 3, 12
     assert metrics.status({"bottleneck": None})["operators"][-1]["padding_share"] == 0.25

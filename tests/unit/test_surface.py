@@ -15,7 +15,8 @@ from millrace.client.behind import BehindReader
 from millrace.client.deferred_reader import DeferredReader
 from millrace.client.epoch_iterator import EpochIterator
 from millrace.engine.run.arrival_metrics import ArrivalMetrics
-from millrace.graph.nodes import Arrivals, Graph
+from millrace.graph.nodes import Arrivals
+from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint
 
 STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]

@@ -16,7 +16,7 @@ from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
 from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import MillraceError, StateError, anew
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, pack, parts_of
 
 Fit = Callable[[Any], tuple[Checkpoint, ...]]

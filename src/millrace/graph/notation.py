@@ -7,18 +7,8 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from millrace.graph.nodes import (
-    OP_NAMES,
-    Arrivals,
-    Concatenate,
-    Graph,
-    Node,
-    Opaque,
-    Range,
-    SampleFromDatasets,
-    Source,
-    Zip,
-)
+from millrace.graph.nodes import OP_NAMES, Arrivals, Concatenate, Node, Opaque, Range, SampleFromDatasets, Source, Zip
+from millrace.graph.operator_graph import Graph
 
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120

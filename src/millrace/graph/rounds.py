@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from millrace.errors import PipelineError
-from millrace.graph.nodes import Batch, BucketBySequenceLength, Enumerate, Graph, Map, Node, PaddedBatch
+from millrace.graph.nodes import Batch, BucketBySequenceLength, Enumerate, Map, Node, PaddedBatch
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
 
 BATCHING = (Batch, PaddedBatch, BucketBySequenceLength)

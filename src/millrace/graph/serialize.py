@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ProtocolError
-from millrace.graph.nodes import OP_NAMES, Autocache, Cache, Graph, Node, Opaque, Prefetch, Shuffle, WithOptions
+from millrace.graph.nodes import OP_NAMES, Autocache, Cache, Node, Opaque, Prefetch, Shuffle, WithOptions
+from millrace.graph.operator_graph import Graph
 from millrace.message_budget import MALFORMED, check_containers
 
 _TYPES = {name: node_type for node_type, name in OP_NAMES.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING, is_plain, parameter, parameters
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import UnitMap
@@ -146,9 +147,9 @@ def point_fingerprint(
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
-def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:
+def _below(graph: Graph, number: int) -> tuple[g.Node, ...]:
     """List the node and all that it needs, inputs first."""
-    return g.Graph(graph.nodes[number]).nodes
+    return Graph(graph.nodes[number]).nodes
 
 
 def reorders(node: g.Node) -> bool:

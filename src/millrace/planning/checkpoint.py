@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import StateError
-from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
 from millrace.planning.chunks import MOST_CHUNKS
 from millrace.planning.epoch_shape import EpochShape
@@ -318,17 +318,17 @@ def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
-def identity(graph: g.Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> PipelineIdentity:
+def identity(graph: Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> PipelineIdentity:
     """Identity of this pipeline over these sources, which states must agree with."""
     return PipelineIdentity(graph_digest(graph), prints(graph, tables), tasks)
 
 
-def graph_digest(graph: g.Graph) -> str:
+def graph_digest(graph: Graph) -> str:
     """Hash the operators and their parameters: what decides which outputs a task has, the functions aside."""
     return _digest(msgspec.json.encode(outline(graph)), 16)
 
 
-def prints(graph: g.Graph, tables: Mapping[int, SplitTable]) -> list[str]:
+def prints(graph: Graph, tables: Mapping[int, SplitTable]) -> list[str]:
     """Identify the sources' split tables, in about two hundred characters each."""
     return [_source(str(graph.nodes[number]), tables[number]) for number in sorted(tables)]
 

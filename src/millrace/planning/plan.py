@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from millrace.errors import StateError
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.planning.chunks import chunk_bounds, most_chunks, units_of_a_split
 from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.split_table import SplitTable, TableSummary

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.orders import EpochOrders
 from millrace.planning.random_keys import mix, mix_array
 from millrace.planning.split_table import SplitTable
@@ -85,7 +86,7 @@ class _Walk:
         return _with(_together(columns), np.count_nonzero(there, axis=1))
 
     def _shuffled(self, number: int) -> bool:
-        return any(isinstance(node, (g.Shuffle, g.Sample)) for node in g.Graph(self.units.graph.nodes[number]).nodes)
+        return any(isinstance(node, (g.Shuffle, g.Sample)) for node in Graph(self.units.graph.nodes[number]).nodes)
 
 
 _PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, g.SampleFromDatasets, g.Sample, g.Batch, g.PaddedBatch)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
@@ -92,7 +93,7 @@ class UnitMap:
     """
 
     def __init__(
-        self, graph: g.Graph, tables: Mapping[int, SplitTable] | Mapping[int, TableSummary], seed: int = 0
+        self, graph: Graph, tables: Mapping[int, SplitTable] | Mapping[int, TableSummary], seed: int = 0
     ) -> None:
         self.graph = graph
         self.tables = cast("Mapping[int, SplitTable]", tables)
@@ -243,7 +244,7 @@ class UnitMap:
 
     def collectors(self, root: g.Node) -> Iterator[int]:
         """Find the operators in ``root`` and below that may leave elements at a task's end."""
-        for node in g.Graph(root).nodes:
+        for node in Graph(root).nodes:
             number = self.graph.id_of(node)
             if isinstance(node, _COLLECTORS) and self.of(number).collecting:
                 yield number

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.rounds import in_rounds
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint, is_random
@@ -81,7 +82,7 @@ class SimulatedPipeline:
     """
 
     name: str
-    graph: g.Graph
+    graph: Graph
     tables: dict[int, SplitTable]
     tasks: int
     fruitful: frozenset[int] | None = None
@@ -173,7 +174,7 @@ class SimulatedPipeline:
         if self._point < 0:
             return []
         mode = "cache" if g.always_reused(self.graph.nodes[self._point]) else "auto"
-        below = g.Graph(self.graph.nodes[self._point].inputs[0])
+        below = Graph(self.graph.nodes[self._point].inputs[0])
         made = repr([pack(below)[0], seed if self.random else None]).encode()
         count = self._units.of(self._point).count
         fixed = ["map(modelled)"] if self.random else []
@@ -344,24 +345,24 @@ def catalogue() -> tuple[SimulatedPipeline, ...]:
     behind = g.Batch(inputs=(g.Cache(inputs=(g.Filter(inputs=(many,), fn=_FUNCTION),)),), batch_size=3)
     endless = g.Repeat(inputs=(g.Shuffle(inputs=(pictures,), buffer_size=24),), count=None)
     return (
-        SimulatedPipeline("a range", g.Graph(numbers), _range(48), 12),
+        SimulatedPipeline("a range", Graph(numbers), _range(48), 12),
         SimulatedPipeline(
-            "shuffled batches of a range", g.Graph(g.Batch(inputs=(numbers,), batch_size=2)), _range(48), 8
+            "shuffled batches of a range", Graph(g.Batch(inputs=(numbers,), batch_size=2)), _range(48), 8
         ),
-        SimulatedPipeline("a filtered range", g.Graph(odd), _range(48), 9),
-        SimulatedPipeline("batches of a filtered range", g.Graph(batches), _range(48), 10),
-        SimulatedPipeline("shuffled batches of files", g.Graph(shuffled), _files(24), 12),
-        SimulatedPipeline("tails of tails", g.Graph(deep), _range(160), 20),
-        SimulatedPipeline("batches, repeated", g.Graph(twice), _range(48), 12),
-        SimulatedPipeline("one task", g.Graph(g.Batch(inputs=(numbers,), batch_size=100)), _range(48), 1),
-        SimulatedPipeline("one sequence", g.Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
-        SimulatedPipeline("nothing", g.Graph(g.Range(start=0, stop=0)), _range(0), 1),
-        SimulatedPipeline("without end", g.Graph(endless), _pictures(24), 12),
-        SimulatedPipeline("a cached range", g.Graph(kept), _range(48), 12),
-        SimulatedPipeline("a filter behind an autocached range", g.Graph(auto), _range(48), 8),
-        SimulatedPipeline("a filter behind a cached range with random values", g.Graph(frozen), _range(48), 10),
-        SimulatedPipeline("an autocached range with random values", g.Graph(renewed), _range(48), 12),
-        SimulatedPipeline("tails behind a cache", g.Graph(behind), _range(160), 20),
+        SimulatedPipeline("a filtered range", Graph(odd), _range(48), 9),
+        SimulatedPipeline("batches of a filtered range", Graph(batches), _range(48), 10),
+        SimulatedPipeline("shuffled batches of files", Graph(shuffled), _files(24), 12),
+        SimulatedPipeline("tails of tails", Graph(deep), _range(160), 20),
+        SimulatedPipeline("batches, repeated", Graph(twice), _range(48), 12),
+        SimulatedPipeline("one task", Graph(g.Batch(inputs=(numbers,), batch_size=100)), _range(48), 1),
+        SimulatedPipeline("one sequence", Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
+        SimulatedPipeline("nothing", Graph(g.Range(start=0, stop=0)), _range(0), 1),
+        SimulatedPipeline("without end", Graph(endless), _pictures(24), 12),
+        SimulatedPipeline("a cached range", Graph(kept), _range(48), 12),
+        SimulatedPipeline("a filter behind an autocached range", Graph(auto), _range(48), 8),
+        SimulatedPipeline("a filter behind a cached range with random values", Graph(frozen), _range(48), 10),
+        SimulatedPipeline("an autocached range with random values", Graph(renewed), _range(48), 12),
+        SimulatedPipeline("tails behind a cache", Graph(behind), _range(160), 20),
     )
 
 
@@ -373,9 +374,9 @@ def barren() -> tuple[SimulatedPipeline, ...]:
     across = g.Batch(inputs=(repeated,), batch_size=3)
     within = g.Repeat(inputs=(g.Batch(inputs=(some,), batch_size=2),), count=None)
     return (
-        SimulatedPipeline("nothing, without end", g.Graph(across), _pictures(64), 8, frozenset()),
-        SimulatedPipeline("no batches, without end", g.Graph(within), _pictures(64), 8, frozenset()),
-        SimulatedPipeline("hardly anything, without end", g.Graph(repeated), _pictures(40), 5, frozenset({33})),
+        SimulatedPipeline("nothing, without end", Graph(across), _pictures(64), 8, frozenset()),
+        SimulatedPipeline("no batches, without end", Graph(within), _pictures(64), 8, frozenset()),
+        SimulatedPipeline("hardly anything, without end", Graph(repeated), _pictures(40), 5, frozenset({33})),
     )
 
 
@@ -384,7 +385,7 @@ def uneven() -> SimulatedPipeline:
     """Batches of what every other task has much of and the others hardly any, in two levels of tails."""
     some = g.Filter(inputs=(g.Range(start=0, stop=320),), fn=_FUNCTION)
     units = frozenset(unit for unit in range(320) if unit % 16 < (15 if unit // 16 % 2 == 0 else 1))
-    return SimulatedPipeline("uneven tasks", g.Graph(g.Batch(inputs=(some,), batch_size=2)), _range(320), 20, units)
+    return SimulatedPipeline("uneven tasks", Graph(g.Batch(inputs=(some,), batch_size=2)), _range(320), 20, units)
 
 
 def stored() -> tuple[SimulatedPipeline, ...]:
@@ -406,7 +407,7 @@ def stored() -> tuple[SimulatedPipeline, ...]:
         source = g.FromFiles(patterns=(f"s3://{files.name}/*.jpg",), digest=f"s3://{files.name}/digest")
         graphs.append((f"shuffled files, {files.name}", g.Shuffle(inputs=(source,), buffer_size=24), files))
     return tuple(
-        SimulatedPipeline(name, g.Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
+        SimulatedPipeline(name, Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
     )
 
 
@@ -432,5 +433,5 @@ def stored_shards() -> tuple[SimulatedPipeline, ...]:
         ("batches of records", g.Batch(inputs=(records,), batch_size=5), SHARDS),
     ]
     return tuple(
-        SimulatedPipeline(name, g.Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
+        SimulatedPipeline(name, Graph(root), {0: files.table}, 12, files=files) for name, root, files in graphs
     )

@@ -22,7 +22,7 @@ from millrace.worker.chunk_labels import Label, chunk_labels
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program
-    from millrace.graph.nodes import Graph
+    from millrace.graph.operator_graph import Graph
     from millrace.ops.stacking import Allocate
     from millrace.worker.source_cache import SourceCache
 

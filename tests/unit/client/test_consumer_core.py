@@ -11,7 +11,8 @@ from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
 from millrace.errors import ElementTooLargeError, JobFailedError, MillraceError, ProtocolError, ServiceError, StateError
 from millrace.graph import serialize
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.protocol import data_messages as data
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec

@@ -12,7 +12,8 @@ from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_buffer import EpochBuffer
 from millrace.client.slot_cycle import SlotCycle
 from millrace.errors import DetachedError
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import pack
 from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.group_messages import TasksGone

@@ -18,7 +18,8 @@ from millrace.control.journal.task_events import TaskDone
 from millrace.control.state.observed import Observed
 from millrace.control.state.settings import Settings
 from millrace.control.state.state import State
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.plan import Piece, Task

@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.rewrites.fusion import Fused
 
 FN = g.Opaque(len, "len")
@@ -15,7 +16,7 @@ def test_inputs_come_before_what_uses_them_and_shared_nodes_once():
     left = g.Map(inputs=(source,), fn=FN)
     right = g.Filter(inputs=(g.Map(inputs=(left,), fn=FN),), fn=FN)
     root = g.Zip(inputs=(right, left, source))
-    graph = g.Graph(root)
+    graph = Graph(root)
     assert len(graph.nodes) == 5
     for number, node in enumerate(graph.nodes):
         assert graph.id_of(node) == number
@@ -28,17 +29,17 @@ def test_long_chains_are_no_deep_recursion():
     node: g.Node = g.Range(start=0, stop=3)
     for _ in range(5000):
         node = g.Map(inputs=(node,), fn=FN)
-    assert len(g.Graph(node).nodes) == 5001
-    assert g.Graph(node).rewritten(lambda _number, each: each).root is node
+    assert len(Graph(node).nodes) == 5001
+    assert Graph(node).rewritten(lambda _number, each: each).root is node
 
 
 def test_options_nearest_the_end_win_one_by_one():
     source = g.Range(start=0, stop=3)
     first = g.WithOptions(inputs=(source,), seed=1, num_threads=2, on_error="skip")
     last = g.WithOptions(inputs=(g.Map(inputs=(first,), fn=FN),), seed=3)
-    options = g.Graph(last).options()
+    options = Graph(last).options()
     assert (options.seed, options.num_threads, options.on_error, options.buffer_bytes) == (3, 2, "skip", None)
-    assert g.Graph(source).options() is not None
+    assert Graph(source).options() is not None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_the_users_seed(shuffles, option, seed):
         node = g.WithOptions(inputs=(node,), seed=option)
     for each in shuffles:
         node = g.Shuffle(inputs=(node,), buffer_size=2, seed=each)
-    assert g.Graph(node).seed() == seed
+    assert Graph(node).seed() == seed
 
 
 def test_keys_are_each_nodes_own_and_stay_where_only_order_and_buffers_change():
@@ -61,7 +62,7 @@ def test_keys_are_each_nodes_own_and_stay_where_only_order_and_buffers_change():
             given = {"fn": FN, "buffer_size": 3, "count": 1, "num_shards": 2, "index": 0, "batch_size": 2}
             names = {spec.name for spec in fields(kind)}
             node = kind(inputs=(node,), **{name: value for name, value in given.items() if name in names})
-        graph = g.Graph(node)
+        graph = Graph(node)
         assert len(set(graph.keys)) == len(graph.nodes)
         return {type(node): key for node, key in zip(graph.nodes, graph.keys, strict=True)}
 
@@ -81,7 +82,7 @@ def test_rewriting_keeps_what_is_shared_and_all_numbers():
     source = g.Range(start=0, stop=3)
     shared = g.Take(inputs=(source,), count=-1)
     left, right = g.Map(inputs=(shared,), fn=FN), g.Filter(inputs=(shared,), fn=FN)
-    graph = g.Graph(g.Zip(inputs=(left, right)))
+    graph = Graph(g.Zip(inputs=(left, right)))
     same = graph.rewritten(lambda _number, node: node)
     assert (same.root, same.nodes) == (graph.root, graph.nodes)
 

@@ -7,6 +7,7 @@ from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph import serialize
 from millrace.graph.notation import graph_of
+from millrace.graph.operator_graph import Graph
 from millrace.graph.rounds import BATCHING, in_rounds, refusal
 from millrace.planning.cache_point import point_fingerprint
 from millrace.planning.split_table import TableSummary
@@ -21,7 +22,7 @@ def buckets(dataset: Dataset, **options: bool) -> Dataset:
     return dataset.bucket_by_sequence_length(len, [3, 5], [4, 2, 1], **options)
 
 
-def graph(dataset: Dataset) -> g.Graph:
+def graph(dataset: Dataset) -> Graph:
     found = graph_of(dataset)
     assert found is not None
     return found

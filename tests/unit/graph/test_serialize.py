@@ -6,15 +6,16 @@ import pytest
 from millrace.errors import ProtocolError
 from millrace.graph import nodes as g
 from millrace.graph import serialize
+from millrace.graph.operator_graph import Graph
 
 FN = g.Opaque(len, "len", "here.py:3", takes_rng=True, key="v3")
 
 
-def graph() -> g.Graph:
+def graph() -> Graph:
     source = g.FromFiles(patterns=("a", "b*"))
     kept = g.Filter(inputs=(g.Map(inputs=(source,), fn=FN, num_parallel_calls=3),), fn=FN)
     padded = g.PaddedBatch(inputs=(kept,), batch_size=4, padded_shapes={"a": (None, 3)}, padding_values=0.5)
-    return g.Graph(g.WithOptions(inputs=(g.Zip(inputs=(padded, source), keys=("x", "y")),), on_error="skip"))
+    return Graph(g.WithOptions(inputs=(g.Zip(inputs=(padded, source), keys=("x", "y")),), on_error="skip"))
 
 
 def test_there_and_back():
@@ -47,7 +48,7 @@ def test_structure_alone_has_no_values():
 
 @pytest.mark.parametrize("names", [tuple(f"{n:06}.jpg" for n in range(30_000)), ("b\udcff",)])
 def test_long_lists_and_names_that_are_no_text_travel_with_the_functions(names):
-    graph = g.Graph(g.FromFiles(patterns=names))
+    graph = Graph(g.FromFiles(patterns=names))
     structure, slots = serialize.pack(graph)
     assert len(structure) < 300
     assert [slot.name for slot in slots] == ["from_files(patterns=...)"]
@@ -56,7 +57,7 @@ def test_long_lists_and_names_that_are_no_text_travel_with_the_functions(names):
     assert serialize.pack(back)[0] == structure
     assert serialize.outline(back) == serialize.outline(bare) == serialize.outline(graph), "states fit on any side"
     msgspec.json.encode(serialize.outline(graph))
-    other = g.Graph(g.FromFiles(patterns=(*names[:-1], "c")))
+    other = Graph(g.FromFiles(patterns=(*names[:-1], "c")))
     assert serialize.outline(other) != serialize.outline(graph)
     if len(names) > 1:
         assert serialize.digest(serialize.pack(other)[0]) != serialize.digest(structure)
@@ -64,9 +65,9 @@ def test_long_lists_and_names_that_are_no_text_travel_with_the_functions(names):
 
 def test_numbers_of_any_size():
     for number in (0, -1, 2**63, 2**64 - 1, -(2**63)):
-        back = serialize.unpack(serialize.pack(g.Graph(g.Range(start=number, stop=5)))[0])
+        back = serialize.unpack(serialize.pack(Graph(g.Range(start=number, stop=5)))[0])
         assert back.nodes[0].start == number  # type: ignore[attr-defined]
-    structure, slots = serialize.pack(g.Graph(g.Range(start=2**70, stop=2**70 + 3)))
+    structure, slots = serialize.pack(Graph(g.Range(start=2**70, stop=2**70 + 3)))
     assert [slot.value for slot in slots] == [2**70, 2**70 + 3]
     back = serialize.unpack(structure, [slot.value for slot in slots])
     assert back.nodes[0].stop == 2**70 + 3  # type: ignore[attr-defined]
@@ -77,7 +78,7 @@ def test_a_namedtuple_stays_one():
         __slots__ = ()
 
     node = g.PaddedBatch(inputs=(g.Range(start=0, stop=3),), batch_size=2, padding_values=Pair((1, 2)))
-    structure, slots = serialize.pack(g.Graph(node))
+    structure, slots = serialize.pack(Graph(node))
     assert len(slots) == 1
     back = serialize.unpack(structure, [slot.value for slot in slots])
     assert type(back.nodes[1].padding_values) is Pair  # type: ignore[attr-defined]
@@ -86,7 +87,7 @@ def test_a_namedtuple_stays_one():
 def test_the_digest_is_of_the_shape_alone():
     def of(function: g.Opaque, size: int) -> str:
         node = g.Map(inputs=(g.Range(start=0, stop=size),), fn=function)
-        return serialize.digest(serialize.pack(g.Graph(node))[0])
+        return serialize.digest(serialize.pack(Graph(node))[0])
 
     here, there = g.Opaque(len, "f", "here.py:1"), g.Opaque(max, "f", "there.py:2")
     assert of(here, 3) == of(there, 3)
@@ -107,7 +108,7 @@ def test_what_was_written_before_functions_had_keys():
 
 
 def test_what_newer_writers_add_is_passed_over():
-    structure, _ = serialize.pack(g.Graph(g.Range(start=0, stop=3)))
+    structure, _ = serialize.pack(Graph(g.Range(start=0, stop=3)))
     record = msgspec.msgpack.decode(structure)
     record["nodes"][0]["plain"]["new"] = 5
     record["more"] = 1
@@ -126,7 +127,7 @@ def test_what_newer_writers_add_is_passed_over():
     ],
 )
 def test_what_is_no_graph(change):
-    structure, _ = serialize.pack(g.Graph(g.Range(start=0, stop=3)))
+    structure, _ = serialize.pack(Graph(g.Range(start=0, stop=3)))
     record = msgspec.msgpack.decode(structure)
     change(record)
     with pytest.raises(ProtocolError, match="graph"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.cache_point import frozen_by, point_fingerprint
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
 from millrace.planning.units import UnitMap
@@ -31,7 +32,7 @@ def pipeline(*operators: Operator, source: g.Node | None = None) -> g.Node:
 
 
 def analysed(node: g.Node, table: SplitTable = TEN, seed: int = 0) -> UnitMap:
-    graph = g.Graph(node)
+    graph = Graph(node)
     return UnitMap(graph, {number: table for number, _ in graph.sources()}, seed)
 
 

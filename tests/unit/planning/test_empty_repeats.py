@@ -3,6 +3,7 @@
 import pytest
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.planning.plan import make_plan
 from millrace.planning.split_table import positions_table
@@ -31,7 +32,7 @@ def test_ranges_that_follow_one_another_have_a_pass_if_they_have_all_units_of_on
 
 
 def repeated(node, count=None):
-    return make_plan(g.Graph(g.Repeat(inputs=(node,), count=count)), {0: positions_table(24)})
+    return make_plan(Graph(g.Repeat(inputs=(node,), count=count)), {0: positions_table(24)})
 
 
 def test_a_plan_knows_the_pass_of_what_may_give_nothing():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning import plan as planning
 from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan, tail_inputs
 from millrace.planning.progress import TaskSet
@@ -144,7 +145,7 @@ def source(table: SplitTable, grow: Callable[[g.Node], g.Node] = lambda node: no
         if not table.cheap
         else g.Range(start=0, stop=table.count)
     )
-    return make_plan(g.Graph(grow(kind)), {0: table}, **options)
+    return make_plan(Graph(grow(kind)), {0: table}, **options)
 
 
 def mains(plan: Plan) -> int:
@@ -251,7 +252,7 @@ def test_in_an_equal_plan_every_rank_gets_equally_many_units(units, size, ranks)
 
 def test_counts_that_are_not_known_cannot_be_divided_beforehand():
     known, unknown = g.Range(start=0, stop=100), g.Filter(inputs=(g.Range(start=0, stop=100),), fn=g.Opaque(None, "f"))
-    plans = [make_plan(g.Graph(node), {0: positions_table(100)}, ranks=3) for node in (known, unknown)]
+    plans = [make_plan(Graph(node), {0: positions_table(100)}, ranks=3) for node in (known, unknown)]
     assert [plan.equal for plan in plans] == [True, False]
     assert [plan.left_out for plan in plans] == [1, 0]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
@@ -25,7 +26,7 @@ def analysed(table: SplitTable, *operators: Any) -> UnitMap:
     node = leaf()
     for kind, parameters in operators:
         node = kind(inputs=(node,), **parameters)
-    return UnitMap(g.Graph(node), {0: table})
+    return UnitMap(Graph(node), {0: table})
 
 
 def of(table: SplitTable, *operators: Any) -> Units:
@@ -161,13 +162,13 @@ def test_boundaries_of_long_repeats_stay_few_and_whole():
 def test_parts_of_a_concatenation():
     first, second = leaf(), leaf()
     root = g.Concatenate(inputs=(first, g.Repeat(inputs=(second,)), leaf()))
-    units = UnitMap(g.Graph(root), {0: COUNTED, 1: TEN, 3: TEN})
+    units = UnitMap(Graph(root), {0: COUNTED, 1: TEN, 3: TEN})
     assert units.of(4).count == INFINITE
-    both = UnitMap(g.Graph(g.Concatenate(inputs=(first, second))), {0: COUNTED, 1: COUNTED})
+    both = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: COUNTED, 1: COUNTED})
     assert both.boundaries(2).tolist() == [0, 4, 10, 14, 20]
     assert both.length() == 20
     empty = positions_table(0)
-    nothing = UnitMap(g.Graph(g.Concatenate(inputs=(first, second))), {0: empty, 1: empty})
+    nothing = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: empty, 1: empty})
     assert (nothing.of(2).count, nothing.of(2).reads) == (0, 1.0)
 
 
@@ -177,7 +178,7 @@ def test_fences():
 
     inner = g.Concatenate(inputs=(collected(leaf()), collected(leaf())))
     root = g.Repeat(inputs=(g.Map(inputs=(g.Concatenate(inputs=(leaf(), inner)),), fn=FN),), count=2)
-    graph = g.Graph(root)
+    graph = Graph(root)
     units = UnitMap(graph, {number: TEN for number, _ in graph.sources()})
     assert units.fences(graph.id_of(root)).tolist() == [0, 10, 20]
     assert units.of(graph.id_of(root)).period == 30
@@ -189,7 +190,7 @@ def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_part
     root = g.Repeat(inputs=(root,), count=2)
     for _ in range(2):
         root = g.Shuffle(inputs=(root,), buffer_size=5)
-    graph = g.Graph(root)
+    graph = Graph(root)
     units = UnitMap(graph, {number: TEN if number else COUNTED for number, _ in graph.sources()})
     bounds = set(units.boundaries(graph.id_of(root)).tolist())
     assert {0, 10, 20, 30, 40, 50, 60} <= bounds

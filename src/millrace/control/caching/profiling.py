@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from millrace.control.state.observed import CacheObservation, Observed
 from millrace.control.state.state import Job, State
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.planning.plan import Piece, Task
 from millrace.planning.remainder import Divisible
 from millrace.planning.split_table import TableSummary

@@ -12,7 +12,7 @@ import msgspec
 from millrace.control.caching.profiling import look_at, measures, summed
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State, Worker
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import BottleneckMeasures, Operator
 from millrace.protocol.messages import WorkerReport

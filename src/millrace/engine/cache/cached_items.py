@@ -23,6 +23,7 @@ from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.element_origins import element_origins
 from millrace.planning.orders import EpochOrders, runs
 from millrace.planning.unit_ids import identities, item_keys, joined
@@ -405,6 +406,6 @@ def _keyed(looked_up: Array) -> Iterator[tuple[int, bytes]]:
 
 def whole_splits(units: UnitMap, number: int) -> bool:
     """Whether the units of a node are whole splits of a source."""
-    below = g.Graph(units.graph.nodes[number]).nodes
+    below = Graph(units.graph.nodes[number]).nodes
     sources = [units.graph.id_of(node) for node in below if isinstance(node, g.Source)]
     return any(units.tables[source].count < 0 for source in sources)

@@ -22,7 +22,7 @@ from millrace.engine.cache.cached_items import ActivePoint, Make
 from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Feed
-from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 
 if TYPE_CHECKING:
     from millrace.blocks.block_keys import Keys
@@ -58,7 +58,7 @@ class TaskItem:
     ) -> None:
         self._task, self._number, self._context, self._make = task, number, context, make
         self._point, self._writer = point, writer
-        self._below = {task.units.graph.id_of(node) for node in g.Graph(task.units.graph.nodes[number]).nodes}
+        self._below = {task.units.graph.id_of(node) for node in Graph(task.units.graph.nodes[number]).nodes}
 
     def chunks(self, feed: Feed) -> Chunks:
         """Yield the elements, named by the point: the same whether they are read or made."""

@@ -8,6 +8,7 @@ from millrace.engine.cache.cached_items import whole_splits
 from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
 from millrace.planning.cache_point import CachePoint, frozen_by, is_random, point_fingerprint, reorders
 from millrace.planning.split_table import SplitTable
@@ -15,7 +16,7 @@ from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Cardinality, UnitMap
 
 
-def find_points(graph: g.Graph, tables: Mapping[int, SplitTable], seed: int) -> list[CachePoint]:
+def find_points(graph: Graph, tables: Mapping[int, SplitTable], seed: int) -> list[CachePoint]:
     """Find all cache points of a graph.
 
     Args:
@@ -67,10 +68,10 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
     )
 
 
-def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
+def _deals_anew(graph: Graph, point: g.Node) -> g.Node | None:
     """Find an operator that decides in every epoch anew which units a task has at a point."""
     return next(
-        (node for node in graph.nodes if reorders(node) and point in g.Graph(node).nodes),
+        (node for node in graph.nodes if reorders(node) and point in Graph(node).nodes),
         None,
     )
 

@@ -20,7 +20,8 @@ from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.cache.find_cache_points import find_points
 from millrace.errors import CacheError, MillraceWarning
-from millrace.graph.nodes import Graph, Node, always_reused
+from millrace.graph.nodes import Node, always_reused
+from millrace.graph.operator_graph import Graph
 from millrace.host_limits import memory_bytes, siblings
 from millrace.planning.cache_point import CachePoint, fixed_notice
 from millrace.planning.split_table import SplitTable

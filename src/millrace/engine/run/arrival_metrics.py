@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.engine.metrics import Loop, Measure, Totals
 from millrace.engine.threads.operator_threads import OperatorThreads
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.protocol.reports import NodeMeasure
 
 

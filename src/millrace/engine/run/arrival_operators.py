@@ -30,6 +30,7 @@ from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.tracing import Path, Traced, traced
 from millrace.errors import StateError
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.ops import OPERATORS
 from millrace.ops.stacking import count_rows, slice_rows
 from millrace.planning.checkpoint import Part
@@ -68,7 +69,7 @@ class Begin(NamedTuple):
     parts: Iterable[Part] = ()
 
 
-def counted(graph: g.Graph) -> list[int]:
+def counted(graph: Graph) -> list[int]:
     """List the node ids of operators of which states count something.
 
     Counting operators count the elements that they have had, collecting ones the collections that they gave.
@@ -77,7 +78,7 @@ def counted(graph: g.Graph) -> list[int]:
     return [number for number, node in enumerate(graph.nodes) if isinstance(node, kinds)]
 
 
-def inexact(graph: g.Graph) -> g.Node | None:
+def inexact(graph: Graph) -> g.Node | None:
     """Find the first operator because of which there is no state in the middle of an epoch; None: none."""
     collected = False
     for node in graph.nodes[1:]:
@@ -106,7 +107,7 @@ class ArrivalOperators:
 
     def __init__(
         self,
-        graph: g.Graph,
+        graph: Graph,
         begin: Begin,
         account: Account,
         take: Callable[[], Arrival],
@@ -210,7 +211,7 @@ class Account:
     """
 
     def __init__(
-        self, graph: g.Graph, begin: Begin, yielded: Callable[[int, int, int], None], *, ended: bool = False
+        self, graph: Graph, begin: Begin, yielded: Callable[[int, int, int], None], *, ended: bool = False
     ) -> None:
         self.inexact = inexact(graph)
         self._numbers = counted(graph)

@@ -9,6 +9,7 @@ import numpy as np
 from millrace.elements.chunk import Origin
 from millrace.engine.user_code.tracing import Traced
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.random_keys import derive, mix
 from millrace.planning.units import Cardinality
 from millrace.sources import describe
@@ -42,7 +43,7 @@ def name_of(task: RunningTask, origin: Origin, position: int) -> str:
     return _trace(task, origin.node, position, origin.repetition) or f"element {position} of {node}"
 
 
-def _name_of_arrived(graph: g.Graph, origin: Traced, position: int) -> str:
+def _name_of_arrived(graph: Graph, origin: Traced, position: int) -> str:
     """Name an element behind ``distribute()`` as :func:`name_of` does."""
     if origin.node < 0:
         return f"element {position} of {graph.nodes[-1 - origin.node]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap

@@ -22,7 +22,8 @@ from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.run.task_run import Run
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
-from millrace.graph.nodes import Graph, always_reused
+from millrace.graph.nodes import always_reused
+from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
 from millrace.planning.epoch_shape import FRESH, RunShape

@@ -25,6 +25,7 @@ from millrace.engine.run.index_streams import Array, Feed, Route
 from millrace.engine.run.reading import read_positions, read_splits, read_whole_splits
 from millrace.engine.run.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
 from millrace.planning.random_keys import repetition_of
@@ -56,7 +57,7 @@ class Lowering:
         graph: as written or rewritten; nodes have the same numbers in both.
     """
 
-    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
+    def __init__(self, task: RunningTask, graph: Graph) -> None:
         self.task, self.graph = task, graph
         self.map = task.units
 
@@ -319,7 +320,7 @@ class Lowering:
         """Nodes of which a unit may be asked for more than once."""
         graph = self.map.graph
         samples = [node for node in graph.nodes if isinstance(node, g.Sample)]
-        return {graph.id_of(below) for node in samples for below in g.Graph(node).nodes if below is not node}
+        return {graph.id_of(below) for node in samples for below in Graph(node).nodes if below is not node}
 
     def _counts(self, children: list[int]) -> Callable[[int], int]:
         counts = [self.map.of(child).count for child in children]

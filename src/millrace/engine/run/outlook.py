@@ -11,6 +11,7 @@ from millrace.engine.run.lowering import INTERLEAVED, Lowering
 from millrace.engine.run.reading import foretold
 from millrace.engine.run.task import RunningTask
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import Task
 from millrace.sources.read_queues import Feed as Entries
@@ -52,7 +53,7 @@ class Outlook(Lowering):
         together: ids of sources of whose feed some arrays are read by turns.
     """
 
-    def __init__(self, task: RunningTask, graph: g.Graph, *, filled: bool = True) -> None:
+    def __init__(self, task: RunningTask, graph: Graph, *, filled: bool = True) -> None:
         super().__init__(task, graph)
         self._filled = filled
         self.feeds: dict[int, Feed] = {}

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 
 from millrace.engine.threads.operator_threads import ThreadPool
-from millrace.graph.nodes import FromFiles, FromParquet, FromTFRecords, FromWebDataset, Graph, Node
+from millrace.graph.nodes import FromFiles, FromParquet, FromTFRecords, FromWebDataset, Node
+from millrace.graph.operator_graph import Graph
 from millrace.policies import read_concurrency
 from millrace.sources.read_scheduler import SourceTier
 from millrace.sources.reads import Reads, is_far

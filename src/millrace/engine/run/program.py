@@ -22,7 +22,8 @@ from millrace.engine.run.task_run import PartsRun, Run
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
 from millrace.errors import PipelineError
-from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
+from millrace.graph.nodes import Cache, FromFiles, Node, always_reused
+from millrace.graph.operator_graph import Graph
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending

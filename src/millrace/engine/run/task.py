@@ -24,8 +24,9 @@ from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.engine.user_code.crash_probe import CrashProbe, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, SampleFromDatasets, Shuffle
 from millrace.graph.notation import graph_of
+from millrace.graph.operator_graph import Graph
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.orders import EpochOrders

@@ -9,7 +9,7 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Totals
 from millrace.engine.run.lowering import Lowering
 from millrace.engine.run.task import RunningTask
-from millrace.graph.nodes import Graph
+from millrace.graph.operator_graph import Graph
 from millrace.planning.plan import Piece
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from millrace.graph.nodes import Filter, Graph, Map, Node
+from millrace.graph.nodes import Filter, Map, Node
+from millrace.graph.operator_graph import Graph
 
 
 class Fused(Node):

@@ -8,7 +8,8 @@ shuffle stays, as its order shows.
 
 from __future__ import annotations
 
-from millrace.graph.nodes import AUTOTUNE, Graph, Node, Prefetch, Repeat, Shard, Skip, Take, WithOptions
+from millrace.graph.nodes import AUTOTUNE, Node, Prefetch, Repeat, Shard, Skip, Take, WithOptions
+from millrace.graph.operator_graph import Graph
 
 
 def apply(graph: Graph) -> tuple[Graph, list[str]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millrace.graph.nodes import AUTOTUNE, Graph, Node, Prefetch
+from millrace.graph.nodes import AUTOTUNE, Node, Prefetch
+from millrace.graph.operator_graph import Graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millrace.engine.run.arrival_operators import Account, ArrivalOperators, Begin, inexact
 from millrace.errors import ElementError, StateError
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 
 ALL = g.WithOptions
 
@@ -22,11 +23,11 @@ def function(value, name="f", *, rng=False):
     return g.Opaque(value, name, takes_rng=rng)
 
 
-def chain(*operators: Any) -> g.Graph:
+def chain(*operators: Any) -> Graph:
     node: g.Node = g.Arrivals()
     for kind, parameters in operators:
         node = kind(inputs=(node,), **parameters)
-    return g.Graph(node)
+    return Graph(node)
 
 
 @dataclass

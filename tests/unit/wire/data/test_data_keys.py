@@ -3,7 +3,8 @@ from msgspec.structs import replace
 
 from millrace.dispatcher.job_keys import JobKeys
 from millrace.errors import ProtocolError
-from millrace.graph.nodes import Graph, Range
+from millrace.graph.nodes import Range
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import pack
 from millrace.protocol.data_messages import Open
 from millrace.protocol.job_spec import JobSpec
