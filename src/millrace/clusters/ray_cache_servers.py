@@ -44,6 +44,7 @@ class NodeCache:
         actor: that holds it; None: there is none now.
         follower: task that starts it, and starts it anew when it was lost.
         leaving: timer after which it ends, as there are no workers.
+        before: task that ends the cache server that this node had before, which has the same folder.
         deaths: when it was lost, in seconds of the monotonic clock.
     """
 
@@ -53,6 +54,7 @@ class NodeCache:
     actor: Any = None
     follower: asyncio.Task[None] | None = None
     leaving: asyncio.TimerHandle | None = None
+    before: asyncio.Task[None] | None = None
     deaths: list[float] = field(default_factory=list)
 
 
@@ -76,7 +78,7 @@ class RayCacheServers:
         self._options, self._folder = list(options), folder
         self._token, self._tls, self._kept_s = token, tls, kept_s
         self._nodes: dict[str, NodeCache] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._holder = ray.remote(_CacheServerActor)
 
     def worker_came(self, worker: str, node: str, host: str) -> None:
@@ -87,7 +89,7 @@ class RayCacheServers:
             node: id of its node, by Ray.
             host: address of the node.
         """
-        found = self._nodes.setdefault(node, NodeCache(host))
+        found = self._nodes.setdefault(node, NodeCache(host, before=self._ending.get(node)))
         found.workers.add(worker)
         if found.leaving is not None:
             found.leaving.cancel()
@@ -104,14 +106,18 @@ class RayCacheServers:
                     found.leaving = asyncio.get_running_loop().call_later(self._kept_s, self._leave, node)
 
     def _leave(self, node: str) -> None:
-        ending = asyncio.create_task(self._end(self._nodes.pop(node)))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        ending = self._ending[node] = asyncio.create_task(self._end(self._nodes.pop(node)))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._ending.get(node) is ending:
+                del self._ending[node]
+
+        ending.add_done_callback(ended)
 
     async def close(self) -> None:
         """End all of them, and wait for that; what they have kept stays."""
         nodes, self._nodes = list(self._nodes.values()), {}
-        await asyncio.gather(*map(self._end, nodes), *self._ending)
+        await asyncio.gather(*map(self._end, nodes), *self._ending.values())
 
     async def _end(self, found: NodeCache) -> None:
         if found.leaving is not None:
@@ -124,26 +130,30 @@ class RayCacheServers:
             await asyncio.wait([found.follower])
         if found.actor is not None:
             ray.kill(found.actor)
+        if found.before is not None:
+            await asyncio.wait([found.before])
 
     async def _keep(self, node: str, found: NodeCache) -> None:
         """Keep a cache server on a node until the node is lost, or this is cancelled."""
+        if found.before is not None:
+            await asyncio.wait([found.before])
         while True:
-            # One that the node can't take is lost as well, and says why.
-            found.actor = self._holder.options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                max_restarts=0,
-                max_task_retries=-1,  # a node that cannot be reached for a moment has lost nothing
-                max_concurrency=2,  # it waits for its end, and is told of it
-            ).remote(self._options, self._folder, self._token, self._tls, found.port)
             try:
+                # One that the node can't take is lost as well, and says why.
+                found.actor = self._holder.options(
+                    num_cpus=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                    max_restarts=0,
+                    max_task_retries=-1,  # a node that cannot be reached for a moment has lost nothing
+                    max_concurrency=2,  # it waits for its end, and is told of it
+                ).remote(self._options, self._folder, self._token, self._tls, found.port)
                 found.port = await found.actor.port.remote()
                 await found.actor.wait.remote()
-            except RayError as error:
+            except Exception as error:  # noqa: BLE001 - Ray's own, and what its client raises while no head answers
                 found.actor, said = None, str(error)
             else:
                 return  # it was told to end
-            if node not in await asyncio.to_thread(_nodes_alive):
+            if await asyncio.to_thread(_is_lost, node):
                 _logger.warning("the cache server on node %s was lost with it", found.host)
                 self._forget(node)
                 return
@@ -164,9 +174,13 @@ class RayCacheServers:
             found.leaving.cancel()
 
 
-def _nodes_alive() -> set[str]:
-    """Ids of the nodes that Ray has."""
-    return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+def _is_lost(node: str) -> bool:
+    """Say whether Ray has a node no more; what can't be asked about is tried again."""
+    try:
+        return not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node)
+    except Exception as error:  # noqa: BLE001 - Ray's own, and what its client raises while no head answers
+        _logger.warning("Ray does not say which nodes there are: %s", error)
+        return False
 
 
 class _CacheServerActor:

@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +22,7 @@ SOON = {
     "health_check_failure_threshold": 3,
 }
 """A node that is gone is noticed within about two seconds, not fifteen."""
+WAIT_S = 90.0
 
 
 class Nodes:
@@ -48,6 +51,31 @@ class Nodes:
 
     def close(self) -> None:
         self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module", name="nodes")
+def two_nodes() -> Iterator[Nodes]:
+    """A head without cores, which has no workers, and two nodes with two each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        nodes = Nodes()
+        try:
+            nodes.add(2)
+            nodes.add(2)
+            yield nodes
+        finally:
+            nodes.close()
+
+
+def until(condition: Callable[[], Any], otherwise: Callable[[], Any] = lambda: "") -> Any:
+    """Asks now and then until ``condition`` is true, and returns what it gave."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"it did not come to that: {otherwise()}"
+        threading.Event().wait(0.1)
 
 
 def _configuration(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.integration.clusters import cluster_stage, test_cluster_conformance  # noqa: F401 (its stories)
-from tests.integration.clusters.ray_nodes import Nodes
+from tests.integration.clusters.ray_nodes import WAIT_S, Nodes, two_nodes, until  # noqa: F401 (a fixture)
 
 import millrace as mr
 from millrace.client.status_query import fetch_status
@@ -26,34 +25,6 @@ from millrace.clusters.ray import RayCluster
 from millrace.wire.tls_authority import TlsAuthority
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
-
-WAIT_S = 60.0
-PAUSE_S = 0.1
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    """A head without cores and two nodes with two each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        nodes = Nodes()
-        try:
-            nodes.add(2)
-            nodes.add(2)
-            yield nodes
-        finally:
-            nodes.close()
-
-
-def until(condition: Callable[[], Any], otherwise: Callable[[], Any] = lambda: "") -> Any:
-    """Asks now and then until ``condition`` is true, and returns what it gave."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"it did not come to that: {otherwise()}"
-        threading.Event().wait(PAUSE_S)
 
 
 def workers_of(service: mr.RayService, count: int) -> list[dict[str, Any]]:

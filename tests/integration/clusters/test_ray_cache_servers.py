@@ -3,14 +3,11 @@
 import asyncio
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.clusters.ray_nodes import Nodes, ray
+from tests.integration.clusters.ray_nodes import ray, two_nodes, until  # noqa: F401 (a fixture)
 from tests.integration.service.service_store import FILES, web_store
 
 import millrace as mr
@@ -19,33 +16,7 @@ from millrace.clusters.ray_cache_servers import RayCacheServers
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
-WAIT_S = 90.0
 BYTES = 100 << 20
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    """A head without cores, which has no workers, and two nodes with two each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        nodes = Nodes()
-        try:
-            nodes.add(2)
-            nodes.add(2)
-            yield nodes
-        finally:
-            nodes.close()
-
-
-def until(condition: Callable[[], Any], otherwise: Callable[[], Any] = lambda: "") -> Any:
-    """Asks now and then until ``condition`` is true, and returns what it gave."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"it did not come to that: {otherwise()}"
-        threading.Event().wait(0.1)
 
 
 def servers_of(service: mr.RayService) -> dict[str, dict[str, Any]]:
@@ -129,16 +100,25 @@ def test_it_ends_with_a_dispatcher_that_is_killed(nodes, tmp_path: Path):
         until(lambda: not is_there(server["pid"]))
 
 
-def test_one_goes_a_while_after_the_last_worker_of_its_node_unless_one_comes_back(nodes, tmp_path: Path):
+def test_one_goes_a_while_after_the_last_worker_of_its_node_unless_one_comes_back(nodes, tmp_path: Path, monkeypatch):
     """Ray takes no node away on which an actor is."""
     with mr.RayService(1, 1, ray_address=nodes.address, insecure=True) as service:
         ray.init(nodes.address, namespace="millrace", logging_level="error")
         try:
             node = next(each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU"))
 
-            def there() -> list[int]:
+            def servers_there() -> dict[int, str]:
                 found = fetch_status(service.address, service.token)["source_cache"]["servers"]
-                return [each["pid"] for each in found]
+                return {each["pid"]: each["address"] for each in found}
+
+            def another_than(pid: int) -> int | None:
+                return next((each for each in servers_there() if each != pid), None)
+
+            def gives_no_answer() -> None:
+                unanswered.append("nodes")
+                raise ConnectionError("the head is away")
+
+            unanswered: list[str] = []
 
             async def come_and_go() -> None:
                 told = ["--dispatcher", service.address, "--bytes", str(BYTES), "--insecure"]
@@ -146,7 +126,22 @@ def test_one_goes_a_while_after_the_last_worker_of_its_node_unless_one_comes_bac
                 try:
                     servers.worker_came("a", node["NodeID"], node["NodeManagerAddress"])
                     servers.worker_came("b", node["NodeID"], node["NodeManagerAddress"])
-                    (pid,) = await asyncio.to_thread(until, there)
+                    ((pid, address),) = (await asyncio.to_thread(until, servers_there)).items()
+                    # While Ray does not say whether the node is there, it is.
+                    with monkeypatch.context() as patch:
+                        patch.setattr(ray, "nodes", gives_no_answer)
+                        killed = pid
+                        os.kill(parent_of(killed), signal.SIGKILL)
+                        pid = await asyncio.to_thread(until, lambda: another_than(killed))
+                    assert unanswered
+                    # A worker that comes while it ends has another one after it, at the same port and folder.
+                    servers._leave(node["NodeID"])
+                    servers.worker_came("a", node["NodeID"], node["NodeManagerAddress"])
+                    servers.worker_came("b", node["NodeID"], node["NodeManagerAddress"])
+                    ended = pid
+                    pid = await asyncio.to_thread(until, lambda: another_than(ended))
+                    assert not is_there(ended)
+                    await asyncio.to_thread(until, lambda: servers_there() == {pid: address})
                     servers.worker_went("a")
                     servers.worker_went("b")
                     servers.worker_came("c", node["NodeID"], node["NodeManagerAddress"])
@@ -155,7 +150,7 @@ def test_one_goes_a_while_after_the_last_worker_of_its_node_unless_one_comes_bac
                     servers.worker_went("c")
                     await asyncio.to_thread(until, lambda: not is_there(pid))
                     assert not servers._nodes
-                    await asyncio.to_thread(until, lambda: not there())
+                    await asyncio.to_thread(until, lambda: not servers_there())
                 finally:
                     await servers.close()
 
