@@ -336,7 +336,7 @@ def test_printing_in_a_worker_does_no_harm(far, capfd):
 
 def test_asking_in_a_worker_is_an_error(far):
     with pytest.raises(mr.ElementError, match="EOFError: EOF when reading a line"):
-        far(mr.Dataset.range(3).map(lambda x: input()))
+        pytest.fail(f"it was answered: {far(mr.Dataset.range(3).map(lambda x: input()))}")
 
 
 def test_forking_in_a_worker_does_no_harm(far):

@@ -258,7 +258,7 @@ def test_read_cost(tmp_path: Path, cold: bool):
 
 
 def test_deli(tmp_path: Path):
-    found = report(tmp_path, "papers.deli", "--workloads", "CIFAR-10, 5 ms")
+    found = report(tmp_path, "papers.deli", "--workloads", "CIFAR-10, 5 ms", "--ranks", "1")
     ((trial,),) = found["results"].values()
     asked = {name: way["requests"] for name, way in trial["ways"].items()}
     assert asked["disk"] == 0

@@ -63,7 +63,7 @@ def test_the_length_of_what_is_read_is_the_services_word(store: Store):
 
 
 def test_data_larger_than_the_cache_are_read_in_chunks_two_of_which_are_kept(tmp_path: Path):
-    count, size = 320, 50_000
+    count, size = 960, 16_000  # of a chunk of which workers have a small part ahead
     with web_store(count, size) as store:
         dataset = mr.Dataset.from_files(store.urls).shuffle(count, seed=5).map(number_of)
         most = count * size // 4
