@@ -22,6 +22,7 @@ test: compiled lint ## all checks and all tests, and whether these show what doc
 	@$(TOGETHER)
 	@$(ALONE)
 	@$(BIN)/python -m tests.evidence $(MILLRACE_PASSED_TESTS)
+	@$(BIN)/python -m benchmarks.plot --check > /dev/null
 	@echo "all checks and all tests passed"
 
 # Tests start thousands of processes, which would each compile what they import where Python may not write bytecode.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import plot
+from benchmarks.targets import TARGETS, Target
 
 REPORT = {
     "benchmark": "decode",
@@ -36,7 +37,7 @@ REPORT = {
 
 
 def test_a_target_is_the_median_of_ratios_within_rounds():
-    target = plot.Target("?", "decode", "images", "millrace, in process", "bare loop", least=0.95)
+    target = Target("?", "decode", "images", "millrace, in process", "bare loop", least=0.95)
     value = target.value(REPORT)
     assert value == pytest.approx(0.97)
     assert target.met(0.97)
@@ -44,7 +45,7 @@ def test_a_target_is_the_median_of_ratios_within_rounds():
 
 
 def test_a_target_without_its_contestant_has_no_value():
-    assert plot.Target("?", "decode", "images", "nobody", "bare loop", least=0.95).value(REPORT) is None
+    assert Target("?", "decode", "images", "nobody", "bare loop", least=0.95).value(REPORT) is None
 
 
 def test_what_is_missed_is_said():
@@ -90,7 +91,7 @@ def test_the_page_has_a_place_for_whatever_make_bench_measures():
 
 
 def test_every_target_names_what_there_is():
-    for target in plot.TARGETS:
+    for target in TARGETS:
         module = importlib.import_module(f"benchmarks.{target.benchmark}")
         if not hasattr(module, "BENCHMARK"):
             continue  # an experiment, which has no contestants
