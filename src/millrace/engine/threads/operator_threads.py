@@ -104,13 +104,21 @@ def _work_off(
 class ChunkCall(Generic[T]):
     """Function called with a chunk on a thread.
 
+    Args:
+        function: what is called.
+        chunk: what it is called with.
+        ended: called with None once it has ended, on the thread that made the call.
+
     Attributes:
         elements: of the chunk.
         done: there is a result, or an ``error``, until it is taken.
         size: bytes of the result, once done.
     """
 
-    def __init__(self, function: Callable[[Chunk], T], chunk: Chunk) -> None:
+    def __init__(
+        self, function: Callable[[Chunk], T], chunk: Chunk, ended: Callable[[None], object] = lambda _: None
+    ) -> None:
+        self._tell_end = ended
         self._function: Callable[[Chunk], T] | None = function
         self._chunk: Chunk | None = chunk
         self._result: T | None = None
@@ -144,6 +152,7 @@ class ChunkCall(Generic[T]):
             self._function = self._chunk = None
             self.done = True
             self._ended.release()
+            self._tell_end(None)
 
     def wait(self, timeout_s: float = -1) -> None:
         """Wait until the call has ended, or for ``timeout_s`` seconds; negative: without end."""
@@ -172,6 +181,7 @@ class OperatorThreads:
 
     Attributes:
         cost_s: seconds of one element, smoothed; negative until known.
+        slowest_s: seconds of the slowest call lately.
         bytes: of one element's result, the largest seen lately.
     """
 
@@ -192,6 +202,7 @@ class OperatorThreads:
         self._calls = 0
         self._tuned = False
         self.cost_s = -1.0
+        self.slowest_s = 0.0
         self.bytes = 0.0
 
     @property
@@ -240,8 +251,8 @@ class OperatorThreads:
                 self._active += 1
                 self._pool.start(self._work)
 
-    def help(self, awaited: ChunkCall[Any]) -> None:
-        """Make calls on this thread instead of waiting, until ``awaited`` has ended or none is left.
+    def help(self, awaited: ChunkCall[Any]) -> bool:
+        """Make a call on this thread instead of waiting, unless ``awaited`` has ended; False: there is none to make.
 
         One thread at a time does so, beside those that :meth:`submit` was allowed.
 
@@ -249,14 +260,17 @@ class OperatorThreads:
             KeyboardInterrupt: at once, if one of these calls does; whoever takes its result gets it as well.
         """
         with self._lock:
-            if self._helped:
-                return
+            if self._helped or awaited.done:
+                return False
             self._helped = True
         try:
-            while not awaited.done and (call := self._take()) is not None:
-                call.run()
-                if isinstance(call.error, KeyboardInterrupt):
-                    raise call.error
+            call = self._take()
+            if call is None:
+                return False
+            call.run()
+            if isinstance(call.error, KeyboardInterrupt):
+                raise call.error
+            return True
         finally:
             self._helped = False
 
@@ -284,6 +298,7 @@ class OperatorThreads:
         with self._lock:
             each = seconds / elements
             self.cost_s = each if self.cost_s < 0 else 0.8 * self.cost_s + 0.2 * each
+            self.slowest_s = max(0.99 * self.slowest_s, seconds)
             if size is not None:
                 self.weigh(size / elements)
             if self._tuned:

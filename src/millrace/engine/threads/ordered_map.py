@@ -1,10 +1,16 @@
-"""Ordered map: one operator's calls on the thread that pulls or on several, results in order, bounded in bytes."""
+"""Ordered map: one operator's calls on the thread that pulls or on several, results in order, bounded in bytes.
+
+While the earliest call takes long, the others go on past it as far as the bytes allow: an element that takes fifty
+times as long as its like keeps back the batch that it is in, and no thread.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from millrace.elements.chunk import Chunk
@@ -17,10 +23,12 @@ _SLICE_S = 0.008
 """Seconds of work of one call: so much that handing it over costs under a hundredth, so little that threads end
 together, and that a result doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
 _HELP_S = 0.05
-"""Seconds of one element above which the thread that pulls waits for a result rather than make another call meanwhile:
+"""Seconds of one call above which the thread that pulls waits for a result rather than make another call meanwhile:
 the awaited result would lie ready for too long."""
 _WAITING = 4
-"""Most calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
+"""Most calls for each thread that are to be made or under way, or wait behind one whose result is there."""
+_PAST = 64
+"""Most calls for each thread that may go past one that is under way, if their results hardly have bytes."""
 
 
 def in_order(
@@ -69,7 +77,8 @@ def in_order(
                     yield calls.run(part)
                 else:
                     while calls.full(len(part), threads):
-                        yield calls.finish()
+                        if calls.wait():
+                            yield calls.finish()
                     calls.submit(part, threads)
         while calls.waiting:
             yield calls.finish()
@@ -92,6 +101,8 @@ class _Calls(Generic[T]):
         self.waiting: deque[ChunkCall[T]] = deque()
         self._seen = (measure.elements, measure.bytes)
         self._helps = False
+        self._ends: SimpleQueue[None] = SimpleQueue()  # one for each call that has ended since `full` looked
+        self._waited_s = 0.0
 
     def slice(self, threads: int) -> int:
         """Choose how many elements the next call takes."""
@@ -104,14 +115,31 @@ class _Calls(Generic[T]):
         return max(1, int(min(by_bytes, by_time)))
 
     def full(self, count: int, threads: int) -> bool:
-        """Whether something must be finished before ``count`` elements more are begun."""
-        if not self.waiting:
+        """Whether something must end, or be finished, before ``count`` elements more are begun."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._ends.get_nowait()
+        calls = self.waiting
+        if not calls:
             return False
-        if len(self.waiting) >= _WAITING * threads:
-            return True
+        if len(calls) >= _WAITING * threads:
+            still = 0 if calls[0].done else sum([not call.done for call in calls])
+            if not 0 < still < _WAITING * threads or len(calls) >= _PAST * threads:
+                return True
         each = self._operator.bytes
-        held = sum([call.size if call.done else call.elements * each for call in self.waiting])
+        held = sum([call.size if call.done else call.elements * each for call in calls])
         return held + count * each > self._budget()
+
+    def wait(self) -> bool:
+        """Wait until a call has ended since :meth:`full` looked, or make one; True: the earliest has ended."""
+        first = self.waiting[0]
+        if not first.done:
+            began, cpu = clock(), time.thread_time()
+            if not (self._helps and self._operator.help(first)):
+                self._ends.get()
+            self._waited_s += clock() - began
+            self._measure.threads_cpu_s -= time.thread_time() - cpu
+        return first.done
 
     def run(self, part: Chunk) -> T:
         """Call on this thread."""
@@ -123,19 +151,19 @@ class _Calls(Generic[T]):
 
     def submit(self, part: Chunk, threads: int) -> None:
         """Have the call made on a thread; while this one waits, it is one of ``threads``."""
-        call = ChunkCall(self._function, part)
+        call = ChunkCall(self._function, part, self._ends.put)
         self.waiting.append(call)
-        self._helps = threads > 1 and self._operator.cost_s < _HELP_S
+        self._helps = threads > 1 and max(self._operator.cost_s, self._operator.slowest_s) < _HELP_S
         self._operator.submit(call, threads - self._helps, helped=self._helps)
 
     def finish(self) -> T:
         """Take the result of the earliest call under way."""
         call = self.waiting[0]
         began, cpu = clock(), time.thread_time()
-        if self._helps:
-            self._operator.help(call)
+        while self._helps and self._operator.help(call):
+            pass
         result = call.result()
-        waited_s = clock() - began
+        waited_s, self._waited_s = self._waited_s + clock() - began, 0.0
         self._measure.threads_cpu_s += call.cpu_s - (time.thread_time() - cpu)
         self.waiting.popleft()
         self._measure.idle_s += waited_s

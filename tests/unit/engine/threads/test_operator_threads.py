@@ -105,6 +105,76 @@ def test_where_an_element_takes_long_results_are_waited_for(monkeypatch, pool):
     assert threading.current_thread() not in threads
 
 
+def test_others_go_past_an_element_that_takes_long_and_order_is_kept(monkeypatch, pool):
+    monkeypatch.setattr(spreads, "_HELP_S", 0.0)  # else this thread may be the one that makes the call
+    done, passed = 0, threading.Event()
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        nonlocal done
+        if number == 1:  # the first is called on this thread, whatever comes
+            assert passed.wait(timeout=20)
+        with lock:
+            done += 1
+            if done > 2 * 4 * 2 + 1:  # more than may wait behind one whose result is there
+                passed.set()
+        return number
+
+    found = spread(work, list(range(100)), pool, size=1, parallel=2)
+    assert [element for chunk in found for element in chunk.elements] == list(range(100))
+
+
+def test_as_many_go_past_it_as_there_is_room_for_their_results(monkeypatch, pool):
+    monkeypatch.setattr(spreads, "_HELP_S", 0.0)
+    most, enough, done = 0, threading.Event(), 0
+    lock = threading.Lock()
+
+    def work(number: int) -> Sized:
+        nonlocal done, most
+        if number == 1:
+            enough.wait(timeout=20)
+            most = done
+        with lock:
+            done += 1
+            if done == 20:
+                enough.set()
+        return Sized(number, 100)
+
+    timer = threading.Timer(0.5, enough.set)  # nobody else would say that no more come
+    timer.start()
+    found = spread(work, list(range(60)), pool, budget=1000, size=1, parallel=2)
+    assert [element.number for chunk in found for element in chunk.elements] == list(range(60))
+    timer.cancel()
+    timer.join()
+    assert most <= 1 + 10
+
+
+def test_who_waits_makes_no_more_calls_once_one_took_long(monkeypatch, pool):
+    """It might be held by the next that takes long, while results lie ready that it is to hand on."""
+    monkeypatch.setattr(spreads, "_HELP_S", 0.05)
+    operator = OperatorThreads(pool)
+    operator.learn(1, 0.001, 0.0, 0.0, None)
+    assert operator.slowest_s < 0.05
+    operator.learn(1, 0.2, 0.0, 0.0, None)
+    calls = 0
+    while operator.slowest_s >= 0.05:
+        operator.learn(1, 0.001, 0.0, 0.0, None)
+        calls += 1
+    assert 100 < calls < 200
+    slow, threads = threading.Event(), set()
+    operator.learn(1, 0.2, 0.0, 0.0, None)
+
+    def work(chunk: Chunk) -> Chunk:
+        threads.add(threading.current_thread())
+        if chunk.elements == [1]:
+            slow.wait(timeout=0.01)
+        return chunk
+
+    options: dict[str, Any] = {"operator": operator, "budget": lambda: 1 << 30, "measure": Measure()}
+    assert len(list(in_order(work, chunks(list(range(50)), 1), 2, **options))) == 50
+    assert threading.current_thread() not in threads
+
+
 def test_an_interrupt_while_helping_ends_it_at_once(pool):
     interrupted, calls = threading.Event(), 0
 
