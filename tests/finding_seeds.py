@@ -1,7 +1,7 @@
 """Which schedule finds each planted bug first: ``python -m tests.finding_seeds [BUG ...]`` looks, and remembers it.
 
 A test tries the remembered schedule first and then looks from the beginning, so that what is remembered may be old: the
-test only takes longer then.
+test only takes longer then. Where the first takes long, a shorter one that finds it too may be remembered instead.
 """
 
 from __future__ import annotations

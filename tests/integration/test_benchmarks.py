@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from benchmarks import accuracy, accuracy_caching, packing
 from benchmarks.harness import FailedError, sample
-from benchmarks.papers import costs, read_cost
+from benchmarks.papers import costs, read_cost, stragglers
 
 from millrace import LocalService
 from millrace.blocks.stores.file_store import FileStore
@@ -274,6 +274,12 @@ def test_substitution(tmp_path: Path):
     assert sorted(trial) == ["1 x look_ahead=10", "1 x own order", "2 x look_ahead=10", "2 x own order"]
     assert all(way["requests"] >= 0.5 for way in trial.values())  # two jobs may have shared all of them
     assert len(found["aims"]) == 5
+
+
+@pytest.mark.parametrize("way", [stragglers.IDEAL, stragglers.OURS, "torch DataLoader"])
+def test_stragglers(way: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stragglers, "AT_A_TIME", 2)
+    assert stragglers.read(way, 100) > 0, "and each element came once"
 
 
 def test_requests_are_predicted(monkeypatch: pytest.MonkeyPatch):
