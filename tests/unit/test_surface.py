@@ -32,12 +32,12 @@ SOURCES = [
     "range",
 ]
 OPERATORS = [
-    *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
+    *("autocache", "batch", "bucket_by_sequence_length", "cache", "choose_from_datasets", "concatenate", "enumerate"),
     *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
     *("prefetch", "rebatch", "repeat", "sample", "sample_from_datasets", "shard", "shuffle"),
     *("skip", "take", "unbatch", "with_options", "zip"),
 ]
-BEHIND = sorted({*OPERATORS} - {"concatenate", "sample", "sample_from_datasets", "zip"})
+BEHIND = sorted({*OPERATORS} - {"choose_from_datasets", "concatenate", "sample", "sample_from_datasets", "zip"})
 TEN = mr.Dataset.range(10).batch(2)
 
 

@@ -52,5 +52,6 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Zip: combining.run_zip,
     nodes.Concatenate: combining.run_concatenate,
     nodes.SampleFromDatasets: combining.run_sample,
+    nodes.ChooseFromDatasets: combining.run_choose,
 }
 """Functions by node type: ``OPERATORS[type(node)](node, inputs, context)`` yields the node's chunks."""

@@ -29,6 +29,11 @@ class Context(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        ...
+
+    @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
         ...

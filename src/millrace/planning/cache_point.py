@@ -72,7 +72,8 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     g.FromTFRecords: {"patterns"},
     g.FromWebDataset: {"patterns"},
     g.FromParquet: {"patterns"},
-    g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
+    g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset", "cycle", "weights_from", "weights_by"},
+    g.ChooseFromDatasets: {"choices", "times", "stop_on_empty_dataset", "cycle"},
 }
 """Parameters that only decide which items there are, and in which order."""
 
@@ -154,6 +155,8 @@ def _below(graph: Graph, number: int) -> tuple[g.Node, ...]:
 
 def reorders(node: g.Node) -> bool:
     """Whether it gives its elements in another order in each epoch."""
+    if isinstance(node, g.SampleFromDatasets):
+        return node.weights_by == "epoch"
     return isinstance(node, g.Sample) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
 
 

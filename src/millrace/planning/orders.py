@@ -276,8 +276,8 @@ class EpochOrders:
                 starts = units.firsts(below)
                 which = np.searchsorted(starts, at, side="right") - 1
                 at = at - starts[which]
-            case g.SampleFromDatasets():
-                which, at = units.mixtures[number].resolve(at)
+            case g.SampleFromDatasets() | g.ChooseFromDatasets():
+                which, at = units.mixtures[number].of_epoch(self.epoch).resolve(at)
             case g.Repeat():
                 turns, at = np.divmod(at, units.of(below[0]).count)
                 for turn in np.unique(turns).tolist():

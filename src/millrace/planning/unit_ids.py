@@ -89,7 +89,7 @@ class _Walk:
         return any(isinstance(node, (g.Shuffle, g.Sample)) for node in Graph(self.units.graph.nodes[number]).nodes)
 
 
-_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, g.SampleFromDatasets, g.Sample, g.Batch, g.PaddedBatch)
+_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, *g.MIXING, g.Sample, g.Batch, g.PaddedBatch)
 """Nodes that define positions, after which random functions above them are keyed."""
 
 

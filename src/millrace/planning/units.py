@@ -23,7 +23,8 @@ from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
-from millrace.planning.mixture import ENDLESS, Mixture
+from millrace.planning.mixture import ENDLESS
+from millrace.planning.node_mixtures import NodeMixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
@@ -104,7 +105,7 @@ class UnitMap:
         on_error = graph.options().on_error
         self.skips = on_error == "skip"
         self._units: dict[int, Units | UnplannableError] = {}
-        self.mixtures: dict[int, Mixture] = {}
+        self.mixtures: dict[int, NodeMixture] = {}
         self.draws = SamplerDraws(sum(isinstance(node, g.Sample) for node in graph.nodes))
         for number, node in enumerate(graph.nodes):
             self._units[number] = self._analyse(number, node)
@@ -235,10 +236,7 @@ class UnitMap:
             return (inner - node.index + node.num_shards - 1) // node.num_shards
         if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
             return inner // node.batch_size
-        if (
-            isinstance(node, (g.Shuffle, g.Sample, g.SampleFromDatasets))
-            and not self.of(self.graph.id_of(node)).collecting
-        ):
+        if isinstance(node, (g.Shuffle, g.Sample, *g.MIXING)) and not self.of(self.graph.id_of(node)).collecting:
             return np.linspace(0, count, len(inner))
         return inner  # where elements are collected, repetitions and parts begin at some of these
 
@@ -450,12 +448,17 @@ def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> 
     return replace(units, count=count, period=period, cheap=cheap)
 
 
-def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: list[Units]) -> Units:
+def _mixed(
+    units_of: UnitMap, number: int, node: g.SampleFromDatasets | g.ChooseFromDatasets, below: list[Units]
+) -> Units:
+    if isinstance(node, g.ChooseFromDatasets) and node.choices is None:
+        raise UnplannableError(node, "chooses by the elements of a dataset, which only reading it in order can tell")
     _need_positions(node, below)
-    seed = derive(units_of.seed if node.seed is None else node.seed, units_of.graph.keys[number])
-    mixture = Mixture(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
-    units_of.mixtures[number] = mixture
-    return _of_several(below, mixture.total, [weight / sum(node.weights) for weight in node.weights])
+    seed = units_of.seed if not isinstance(node, g.SampleFromDatasets) or node.seed is None else node.seed
+    passes = [units_of.child_units(child)[0].count for child in node.inputs] if node.cycle else None
+    key = derive(seed, units_of.graph.keys[number])
+    mixture = units_of.mixtures[number] = NodeMixture(node, key, [units.count for units in below], passes)
+    return _of_several(below, mixture.total, mixture.shares)
 
 
 _RULES: dict[type[g.Node], _Rule] = {
@@ -483,5 +486,6 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Enumerate: _enumerate,
     g.Zip: _zip,
     g.Concatenate: _concatenate,
-    g.SampleFromDatasets: _sample,
+    g.SampleFromDatasets: _mixed,
+    g.ChooseFromDatasets: _mixed,
 }

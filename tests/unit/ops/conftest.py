@@ -33,9 +33,10 @@ class FakeContext:
         leftovers: Iterable[Any] = (),
         leaves: bool = False,
         seed: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.label = str(node)
-        self.budget = budget
+        self.budget, self.epoch = budget, epoch
         self.left: list[Any] = []
         self.left_out = 0
         self.offered = False

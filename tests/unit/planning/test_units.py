@@ -91,6 +91,8 @@ def test_counts_and_yields(operators, count, yields, cheap):
         ((g.Enumerate, {}), "enumerate()"),
         ((g.Zip, {}), "zip()"),
         ((g.SampleFromDatasets, {"weights": (1.0,)}), "sample_from_datasets()"),
+        ((g.ChooseFromDatasets, {"choices": (0,)}), "choose_from_datasets()"),
+        ((g.ChooseFromDatasets, {}), "choose_from_datasets() chooses by the elements of a dataset"),
     ],
 )
 def test_positions_are_needed(above, said):

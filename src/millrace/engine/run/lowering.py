@@ -10,6 +10,7 @@ that left it something.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -95,6 +96,10 @@ class Lowering:
         elif isinstance(node, (g.Cache, g.Autocache)):
             lowering, inner = self._below_point(number, repetition)
             chunks = lowering.stream(below[0], inner)
+        elif isinstance(node, g.MIXING) and node.cycle:
+            inputs = [self._passes(child, repetition) for child in below[: len(node.datasets)]]
+            chosen = [self.stream(child, repetition) for child in below[len(inputs) :]]
+            chunks = self._operator(number, node, inputs + chosen, repetition)
         else:
             chunks = self._operator(number, node, [self.stream(child, repetition) for child in below], repetition)
         return self.task.measured(number, chunks)
@@ -257,14 +262,15 @@ class Lowering:
         zipped = self._operator(number, node, inputs, repetition)
         return index_streams.positioned(zipped, ours, Origin(number, 0, repetition))
 
-    def _sample(self, number: int, node: g.SampleFromDatasets, feed: Feed, repetition: int) -> Chunks:
+    def _mixed(self, number: int, node: g.Node, feed: Feed, repetition: int) -> Chunks:
         children = [self.graph.id_of(child) for child in node.inputs]
 
         def part(which: int, units: Feed) -> Chunks:
             return self.units(children[which], units, repetition)
 
         ours, theirs = index_streams.tee(feed, 2)
-        deal = _Deal(number, self.map.mixtures[number].resolve, part, self._counts(children))
+        sequence = self.map.mixtures[number].of_epoch(self.task.epoch)
+        deal = _Deal(number, sequence.resolve, part, self._counts(children))
         return index_streams.positioned(self._merged(deal, theirs), ours, Origin(number, 0, repetition))
 
     def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:
@@ -373,6 +379,13 @@ class Lowering:
                 if failure is not None:
                     raise failure
 
+    def _passes(self, number: int, repetition: int) -> Chunks:
+        """Yield all passes of the endless ``repeat`` ``number``, and behind each an empty chunk."""
+        (child,) = self.graph.nodes[number].inputs
+        for turn in itertools.count():
+            yield from self.stream(self.graph.id_of(child), repetition_of(repetition, turn))
+            yield Chunk([], Origin(number, 0), range(0))
+
     def _repeat_stream(self, node: g.Repeat, child: int, repetition: int) -> Chunks:
         turn = 0
         while node.count is None or turn < node.count:
@@ -397,7 +410,8 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Batch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
     g.Zip: Lowering._zip,  # noqa: SLF001
-    g.SampleFromDatasets: Lowering._sample,  # noqa: SLF001
+    g.SampleFromDatasets: Lowering._mixed,  # noqa: SLF001
+    g.ChooseFromDatasets: Lowering._mixed,  # noqa: SLF001
     g.Concatenate: Lowering._concatenate,  # noqa: SLF001
     g.Repeat: Lowering._repeat,  # noqa: SLF001
     g.Cache: Lowering._point,  # noqa: SLF001

@@ -223,6 +223,11 @@ class NodeContext(Context):
         return self._label
 
     @property
+    def epoch(self) -> int:
+        """Number of the epoch that the task is of."""
+        return self._task.epoch
+
+    @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
         return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
