@@ -177,69 +177,6 @@ class UnitMap:
             table.pieces, Cardinality.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target
         )
 
-    def boundaries(self, number: int) -> Positions:
-        """Find the units, from 0 to the count, at which a finite node is best cut: where its files are."""
-        node, count = self.graph.nodes[number], self.of(number).count
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if isinstance(node, g.Source):
-            inner = self._source_boundaries(number)
-        elif any(self.of(child).count >= INFINITE for child in below):
-            inner = np.linspace(0, count, _SOME_BLOCKS + 1)
-        elif isinstance(node, g.Concatenate):
-            inner = self._side_by_side(below)
-        elif isinstance(node, g.Repeat):
-            inner = self._repeated(self.boundaries(below[0]), count)
-        else:
-            inner = self._through(node, self.boundaries(below[0]), count)
-        ends = np.array([0, count], np.int64)
-        inner = inner.astype(np.int64)
-        return np.unique(np.concatenate([ends, inner[(inner > 0) & (inner < count)]]))
-
-    def fences(self, number: int) -> Positions:
-        """First units, within a period, of the parts of a concatenation that collect elements each for itself."""
-        node = self.graph.nodes[number]
-        if not self.of(number).collecting:
-            return np.zeros(1, np.int64)
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if not isinstance(node, g.Concatenate):
-            return self.fences(below[0])
-        counts = [self.of(child).count for child in below]
-        return np.concatenate([self.fences(child) + sum(counts[:index]) for index, child in enumerate(below)])
-
-    def _source_boundaries(self, number: int) -> npt.NDArray[Any]:
-        table, count = self.tables[number], self.of(number).count
-        if table.cheap:
-            return np.linspace(0, count, _SOME_BLOCKS + 1)
-        if table.count < 0:
-            return np.arange(count)
-        return self.starts.get(number, np.empty(0, np.int64))
-
-    def _side_by_side(self, numbers: list[int]) -> Positions:
-        parts, offset = [], 0
-        for number in numbers:
-            parts.append(self.boundaries(number) + offset)
-            offset += self.of(number).count
-        return np.concatenate([*parts, np.empty(0, np.int64)])
-
-    @staticmethod
-    def _repeated(inner: Positions, count: int) -> npt.NDArray[Any]:
-        period = int(inner[-1])
-        if not period or len(inner) * (count // period) > _MOST_BLOCKS:
-            return np.linspace(0, count // max(period, 1), _MOST_BLOCKS + 1).astype(np.int64) * period
-        return (np.arange(0, count, period)[:, None] + inner).ravel()
-
-    def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:
-        """Convert boundaries of a node's first input to units of the node."""
-        if isinstance(node, g.Skip):
-            return inner - (node.count if node.count >= 0 else inner[-1])
-        if isinstance(node, g.Shard):
-            return (inner - node.index + node.num_shards - 1) // node.num_shards
-        if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
-            return inner // node.batch_size
-        if isinstance(node, (g.Shuffle, g.Sample, *g.MIXING)) and not self.of(self.graph.id_of(node)).collecting:
-            return np.linspace(0, count, len(inner))
-        return inner  # where elements are collected, repetitions and parts begin at some of these
-
     def collectors(self, root: g.Node) -> Iterator[int]:
         """Find the operators in ``root`` and below that may leave elements at a task's end."""
         for node in Graph(root).nodes:
@@ -272,10 +209,6 @@ class UnitMap:
 
 _TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
-
-_SOME_BLOCKS = 64
-"""Blocks of units that a shuffle permutes where the data have no boundaries of their own."""
-_MOST_BLOCKS = 1 << 16
 
 _COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch)
 """Operators that collect, where they don't take a known number of elements."""
