@@ -254,6 +254,22 @@ class Dataset(Operators, Viewable):
         """
         return self._then(g.Sample, **validation.sampler(sampler), seed=validation.seed("sample", seed))
 
+    def reservoir(self, size: int, *, with_replacement: bool = False, seed: int | None = None) -> Self:
+        """Uniform random order of all elements, from sequential reads (OneAccess, section 3).
+
+        As many elements as fit are read forward, from all over the data, and handed out in random order; then the next
+        ones. So any data whose number of elements is known are shuffled fully, without seeks, at the cost of a pass
+        over them for each ``size`` elements.
+
+        Args:
+            size: elements that are held at a time; fewer, where these exceed the buffer (``with_options``).
+            with_replacement: each element is any of the dataset's, whatever came before; an epoch is as many draws as
+                there are elements.
+            seed: of the order, which is another one in each epoch; None: the pipeline's.
+        """
+        held, number = validation.positive("reservoir", "size", size), validation.seed("reservoir", seed)
+        return self._then(g.Reservoir, size=held, with_replacement=bool(with_replacement), seed=number)
+
     def distribute(
         self,
         service: str | None = None,

@@ -97,7 +97,10 @@ ARGUMENTS = {
 _BEFORE = "it before distribute(): behind it there is what comes to this process, in the order in which it comes"
 BEHIND = {
     **OPERATORS,
-    **dict.fromkeys(("choose_from_datasets", "concatenate", "sample_from_datasets", "zip"), _BEFORE),
+    **dict.fromkeys(
+        ("choose_from_datasets", "concatenate", "reservoir", "sample_from_datasets", "zip"),
+        _BEFORE,
+    ),
 }
 """The same behind ``distribute()``."""
 

@@ -95,6 +95,10 @@ OPERATORS = {
     "sample windows": lambda root: numbers().sample(samplers.Windowed(30)).batch(20),
     "sample a curriculum": lambda root: numbers().sample(samplers.Curriculum(range(400), (0.2, 0.6, 1.0))).batch(20),
     "sample by one's own": lambda root: numbers().sample(Backwards()).map(random).batch(20),
+    "reservoir": lambda root: numbers().reservoir(150).map(random).batch(20),
+    "reservoir of what is read in sequence": lambda root: (
+        Dataset.from_parquet(files(root, "parquet"), columns=["number"]).reservoir(150, with_replacement=True).batch(20)
+    ),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
     "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),

@@ -265,6 +265,20 @@ class Sample(Node, op="sample"):
     seed: int | None = None
 
 
+class Reservoir(Node, op="reservoir"):
+    """Random order of the whole input, ``size`` elements of which are read forward at a time.
+
+    Attributes:
+        size: elements that are held at a time.
+        with_replacement: each element is any of the input's, whatever came before; there are as many as in the input.
+        seed: of the order; None: the pipeline's.
+    """
+
+    size: int
+    with_replacement: bool = False
+    seed: int | None = None
+
+
 # -- many to one -------------------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,7 @@ def fixed_notice(point: CachePoint) -> str:
 SEMANTICS = 1
 """Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 
-_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample)
+_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample, g.Reservoir)
 """Operators that only decide which items there are, and in which order."""
 
 _CHOICES: dict[type[g.Node], set[str]] = {
@@ -157,7 +157,7 @@ def reorders(node: g.Node) -> bool:
     """Whether it gives its elements in another order in each epoch."""
     if isinstance(node, g.SampleFromDatasets):
         return node.weights_by == "epoch"
-    return isinstance(node, g.Sample) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
+    return isinstance(node, (g.Sample, g.Reservoir)) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
 
 
 def is_random(node: g.Node) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -59,6 +60,7 @@ class Units:
         bytes: stored bytes behind one unit, roughly; 0 if unknown.
         group: the largest number of elements that a collecting operator gathers.
         target: source elements that make a task of sensible size.
+        refill: source elements that a task should have at least, as all data are read forward for them; 0: any number.
     """
 
     count: int
@@ -71,6 +73,7 @@ class Units:
     bytes: float = 0.0
     group: int = 1
     target: int = 8192
+    refill: int = 0
 
 
 class UnplannableError(PipelineError):
@@ -156,8 +159,8 @@ class UnitMap:
                 return self._source(node, self.summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
-            if isinstance(node, g.Sample):
-                raise PipelineError(_NO_POSITIONS.format(node=node)) from error
+            if isinstance(node, (g.Sample, g.Reservoir)):
+                raise PipelineError(_NO_POSITIONS[type(node)].format(node=node)) from error
             return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
@@ -315,7 +318,7 @@ def _shard(_map: UnitMap, _number: int, node: g.Shard, below: list[Units]) -> Un
 def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> Units:
     (units,) = below
     if not units.cheap or units.yields is not Cardinality.ONE or units.count >= INFINITE:
-        raise PipelineError(_NO_POSITIONS.format(node=node))
+        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
     if isinstance(node.sampler.value, ComputedSampler):
         node.sampler.value.check(units.count)
     count = units.count if node.num_samples is None else node.num_samples
@@ -324,11 +327,26 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
     return replace(units, count=count)
 
 
-_NO_POSITIONS = (
-    "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it must"
-    " have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
-    ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
-)
+def _reservoir(_map: UnitMap, _number: int, node: g.Reservoir, below: list[Units]) -> Units:
+    (units,) = below
+    if units.yields is not Cardinality.ONE or units.count >= INFINITE:
+        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
+    refill = 0 if units.cheap else math.ceil(min(node.size, units.count) * units.reads)
+    return replace(units, refill=max(units.refill, refill))
+
+
+_NO_POSITIONS = {
+    g.Sample: (
+        "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it"
+        " must have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
+        ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
+    ),
+    g.Reservoir: (
+        "{node} draws from all elements, and has to know how many there are: its input must have an end, be of a source"
+        " that knows its length (not TFRecord or tar shards without an index), and nothing before it may leave elements"
+        ' out or make more of one, on_error="skip" included; shuffle(buffer_size) takes any input'
+    ),
+}
 
 
 def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units]) -> Units:
@@ -354,6 +372,7 @@ def _of_several(below: list[Units], count: int, weights: Sequence[float], total:
         bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)) / total,
         group=max(units.group for units in below),
         target=min(units.target for units in below),
+        refill=max(units.refill for units in below),
     )
 
 
@@ -416,6 +435,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Skip: _skip,
     g.Shard: _shard,
     g.Sample: _drawn,
+    g.Reservoir: _reservoir,
     g.Enumerate: _enumerate,
     g.Zip: _zip,
     g.Concatenate: _concatenate,

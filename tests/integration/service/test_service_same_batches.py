@@ -148,6 +148,7 @@ COMBINED = {
         .take(200)
         .batch(16)
     ),
+    "reservoir": lambda data: sources(data)["parquet"].reservoir(70, seed=3).map(augment).batch(16),
     "choices": lambda data: mr.Dataset.choose_from_datasets(
         [sources(data)["tfrecords"].shuffle(30).map(augment), mr.Dataset.range(70).map(lambda n: {"number": n})],
         [0, 0, 1],

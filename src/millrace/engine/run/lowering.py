@@ -24,6 +24,7 @@ from millrace.engine.run import index_streams
 from millrace.engine.run.fused import run_fused
 from millrace.engine.run.index_streams import Array, Feed, Route
 from millrace.engine.run.reading import read_positions, read_splits, read_whole_splits
+from millrace.engine.run.refills import Refills
 from millrace.engine.run.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
@@ -178,6 +179,13 @@ class Lowering:
             self._input(node, map(order.at, theirs), repetition), ours, Origin(number, 0, repetition)
         )
 
+    def _reservoir(self, number: int, node: g.Reservoir, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        context, order = NodeContext(self.task, number, repetition), self.task.orders.of(number, repetition)
+        read = functools.partial(self.units, child, repetition=repetition)
+        refills = Refills(order.at, read, node.size, context.budget, self.map.of(child).bytes)
+        return refills.chunks(feed, Origin(number, 0, repetition), context.chunk_size)
+
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
         """Interleave several stretches of the child's units, a block of elements from each in turn."""
         active: list[index_streams.Elements] = []
@@ -325,7 +333,7 @@ class Lowering:
     def _below_samples(self) -> set[int]:
         """Nodes of which a unit may be asked for more than once."""
         graph = self.map.graph
-        samples = [node for node in graph.nodes if isinstance(node, g.Sample)]
+        samples = [node for node in graph.nodes if isinstance(node, (g.Sample, g.Reservoir))]
         return {graph.id_of(below) for node in samples for below in Graph(node).nodes if below is not node}
 
     def _counts(self, children: list[int]) -> Callable[[int], int]:
@@ -407,6 +415,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Enumerate: Lowering._enumerate,  # noqa: SLF001
     g.Shuffle: Lowering._shuffle,  # noqa: SLF001
     g.Sample: Lowering._drawn,  # noqa: SLF001
+    g.Reservoir: Lowering._reservoir,  # noqa: SLF001
     g.Batch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
     g.Zip: Lowering._zip,  # noqa: SLF001

@@ -24,7 +24,7 @@ from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.engine.user_code.crash_probe import CrashProbe, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, SampleFromDatasets, Shuffle
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, Reservoir, SampleFromDatasets, Shuffle
 from millrace.graph.notation import graph_of
 from millrace.graph.operator_graph import Graph
 from millrace.ops.operator import Context
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_BUFFER_BYTES = 256 << 20
+_WINDOWS = (Shuffle, Reservoir)
+"""Operators that hold many elements, and have a share of the memory of their own for these."""
 
 
 class Budget:
@@ -58,7 +60,7 @@ class Budget:
 
     def __init__(self, graph: Graph, *, ahead: bool = False) -> None:
         self.all = graph.options().buffer_bytes or DEFAULT_BUFFER_BYTES
-        windows = sum(isinstance(node, Shuffle) for node in graph.nodes)
+        windows = sum(isinstance(node, _WINDOWS) for node in graph.nodes)
         windowed = self.all // 2 if windows else 0
         self.window = windowed // max(1, windows)
         self.each = (self.all - windowed) // max(1, len(graph.nodes) - windows + ahead)
@@ -230,7 +232,7 @@ class NodeContext(Context):
     @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
-        return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
+        return self._task.window_budget if isinstance(self._node, _WINDOWS) else self._task.budget
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
         """Call the user's ``function`` on each element."""
