@@ -254,6 +254,32 @@ class Dataset(Operators, Viewable):
         """
         return self._then(g.Sample, **validation.sampler(sampler), seed=validation.seed("sample", seed))
 
+    def rejection_resample(
+        self,
+        class_func: Callable[..., int],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """``(class, element)`` of elements that are left out or repeated, so that classes come in given proportions.
+
+        Args:
+            class_func: class of an element, a whole number from 0 on.
+            target_dist: share of each class that there is to be; 1 together.
+            initial_dist: share of each class that there is. None: it is estimated, in each task for itself.
+            seed: of the choices, which are others in each epoch; None: the pipeline's.
+
+        Raises:
+            PipelineError: these are no shares.
+        """
+        label = "rejection_resample"
+        return self._then(
+            g.RejectionResample,
+            class_fn=validation.function(label, class_func),
+            **validation.distributions(label, target_dist, initial_dist),
+            seed=validation.seed(label, seed),
+        )
+
     def reservoir(self, size: int, *, with_replacement: bool = False, seed: int | None = None) -> Self:
         """Uniform random order of all elements, from sequential reads (OneAccess, section 3).
 

@@ -51,7 +51,6 @@ OPERATORS = {
     "read_images": "Dataset.from_files(pattern).map(decode)",
     "read_parquet": "Dataset.from_parquet(pattern)",
     "reduce": "a loop over the dataset, or functools.reduce(function, ds)",
-    "rejection_resample": "filter(predicate): a map before it may draw with its parameter rng",
     "save": "cache(path)",
     "scan": "a loop over the dataset: an operator's elements do not depend on those before them",
     "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
@@ -98,7 +97,7 @@ _BEFORE = "it before distribute(): behind it there is what comes to this process
 BEHIND = {
     **OPERATORS,
     **dict.fromkeys(
-        ("choose_from_datasets", "concatenate", "reservoir", "sample_from_datasets", "zip"),
+        ("choose_from_datasets", "concatenate", "rejection_resample", "reservoir", "sample_from_datasets", "zip"),
         _BEFORE,
     ),
 }

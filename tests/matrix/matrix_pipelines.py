@@ -95,6 +95,10 @@ OPERATORS = {
     "sample windows": lambda root: numbers().sample(samplers.Windowed(30)).batch(20),
     "sample a curriculum": lambda root: numbers().sample(samplers.Curriculum(range(400), (0.2, 0.6, 1.0))).batch(20),
     "sample by one's own": lambda root: numbers().sample(Backwards()).map(random).batch(20),
+    "rejection_resample": lambda root: (
+        numbers(400).rejection_resample(key, [0.5, 0.3, 0.2], [1 / 3] * 3).map(random).batch(20)
+    ),
+    "rejection_resample by an estimate": lambda root: numbers(400).rejection_resample(key, [0.5, 0.3, 0.2]).batch(20),
     "reservoir": lambda root: numbers().reservoir(150).map(random).batch(20),
     "reservoir of what is read in sequence": lambda root: (
         Dataset.from_parquet(files(root, "parquet"), columns=["number"]).reservoir(150, with_replacement=True).batch(20)

@@ -32,7 +32,15 @@ SOURCES = [
     "range",
 ]
 BEFORE = {
-    *("choose_from_datasets", "concatenate", "reservoir", "sample", "sample_from_datasets", "zip"),
+    *(
+        "choose_from_datasets",
+        "concatenate",
+        "rejection_resample",
+        "reservoir",
+        "sample",
+        "sample_from_datasets",
+        "zip",
+    ),
 }
 """Operators that stand before ``distribute()``."""
 BEHIND = [

@@ -172,6 +172,22 @@ class Filter(Node, op="filter"):
     fn: Opaque
 
 
+class RejectionResample(Node, op="rejection_resample"):
+    """Pairs ``(class, element)``, left out or repeated so that classes come in the proportions of ``target_dist``.
+
+    Attributes:
+        class_fn: class of an element, from 0 on.
+        target_dist: share of each class that there is to be.
+        initial_dist: share of each class that there is; None: estimated, in each task from what came before.
+        seed: of the choices; None: the pipeline's.
+    """
+
+    class_fn: Opaque
+    target_dist: tuple[float, ...]
+    initial_dist: tuple[float, ...] | None = None
+    seed: int | None = None
+
+
 class FlatMap(Node, op="flat_map"):
     """All elements of ``fn(element)``, a dataset or an iterable, one input after the other."""
 

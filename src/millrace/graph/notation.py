@@ -29,7 +29,7 @@ double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
 _CHOICES = {"choices", "times", "weights", "weights_from"}
-_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "keys"}
+_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "keys", "target_dist", "initial_dist"}
 """Fields that the user gives as a list, or as a single string."""
 
 

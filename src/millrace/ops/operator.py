@@ -79,6 +79,15 @@ class Context(Protocol):
         """Random generator of this operator in this task (keyed by seed, epoch, node, repetition and task)."""
         ...
 
+    def uniforms(self, chunk: Chunk, seed: int | None) -> npt.NDArray[np.float64]:
+        """Draw a number in [0, 1) for each element of ``chunk``, keyed as the generators of functions are.
+
+        Args:
+            chunk: the elements.
+            seed: in place of the job's; None: that.
+        """
+        ...
+
     def chunk_size(self) -> int:
         """Choose the size in elements of a chunk made from scratch; asked anew for each chunk."""
         ...

@@ -161,8 +161,8 @@ def reorders(node: g.Node) -> bool:
 
 
 def is_random(node: g.Node) -> bool:
-    """Whether it calls a random function."""
-    return any(opaque.takes_rng for _, opaque in node.opaques())
+    """Whether it calls a random function, or chooses at random what comes of an element."""
+    return isinstance(node, g.RejectionResample) or any(opaque.takes_rng for _, opaque in node.opaques())
 
 
 def _parameter(name: str, value: Any, of_opaque: Callable[[g.Opaque], bytes]) -> Any:

@@ -239,6 +239,11 @@ def _many(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Uni
     return replace(below[0], yields=Cardinality.MANY, cheap=False)
 
 
+def _resampled(_map: UnitMap, _number: int, node: g.RejectionResample, below: list[Units]) -> Units:
+    local = below[0].task_local or node.initial_dist is None
+    return replace(below[0], yields=Cardinality.MANY, cheap=False, task_local=local)
+
+
 def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) -> Units:
     cheap = _permutable(below[0])
     return replace(below[0], cheap=cheap, task_local=below[0].task_local or not cheap)
@@ -343,8 +348,9 @@ _NO_POSITIONS = {
     ),
     g.Reservoir: (
         "{node} draws from all elements, and has to know how many there are: its input must have an end, be of a source"
-        " that knows its length (not TFRecord or tar shards without an index), and nothing before it may leave elements"
-        ' out or make more of one, on_error="skip" included; shuffle(buffer_size) takes any input'
+        " that knows its length before it is read (of TFRecord and tar shards: local ones that are not compressed, and"
+        " tar shards with an index), and nothing before it may leave elements out or make more of one,"
+        ' on_error="skip" included; shuffle(buffer_size) takes any input'
     ),
 }
 
@@ -419,6 +425,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.FlatMap: _many,
     g.Interleave: _many,
     g.Unbatch: _many,
+    g.RejectionResample: _resampled,
     g.Prefetch: _same,
     g.Cache: _same,
     g.Autocache: _same,

@@ -148,6 +148,12 @@ COMBINED = {
         .take(200)
         .batch(16)
     ),
+    "resampled": lambda data: (
+        sources(data)["files"]
+        .rejection_resample(lambda element: int(keep(element)), [0.5, 0.5], [1 / 3, 2 / 3])
+        .map(lambda pair, rng: augment(pair[1], rng))
+        .shuffle(20)
+    ),
     "reservoir": lambda data: sources(data)["parquet"].reservoir(70, seed=3).map(augment).batch(16),
     "choices": lambda data: mr.Dataset.choose_from_datasets(
         [sources(data)["tfrecords"].shuffle(30).map(augment), mr.Dataset.range(70).map(lambda n: {"number": n})],

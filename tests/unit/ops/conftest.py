@@ -100,6 +100,12 @@ class FakeContext:
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self._seed)
 
+    def uniforms(self, chunk: Chunk, seed: int | None) -> np.ndarray:
+        positions = np.asarray(chunk.positions)
+        drawn: np.ndarray = np.random.default_rng(seed or self._seed).random(int(positions.max()) + 1)
+        chosen: np.ndarray = drawn[positions]
+        return chosen
+
     def chunk_size(self) -> int:
         return self._chunk_size
 

@@ -31,7 +31,7 @@ from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
-from millrace.planning.random_keys import derive
+from millrace.planning.random_keys import derive, mix_array
 from millrace.planning.units import UnitMap
 from millrace.sources.read_queues import Feed as Entries
 from millrace.sources.reads import AnnouncedReads, Reads
@@ -310,6 +310,12 @@ class NodeContext(Context):
         else:
             key = derive(task.seed, self._key, task.epoch, self._repetition)
         return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
+
+    def uniforms(self, chunk: Chunk, seed: int | None) -> npt.NDArray[np.float64]:
+        """Draw a number in [0, 1) for each element."""
+        key = self._task.calls.key(self._number, chunk.origin, seed)
+        words = mix_array(np.asarray(chunk.positions, np.int64).astype(np.uint64) ^ np.uint64(derive(key, 1)))
+        return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
     def chunk_size(self) -> int:
         """Choose the size in elements of the next chunk."""
