@@ -84,8 +84,10 @@ class ChoicePattern:
         firsts = np.array([stretch.first for stretch in self._stretches], np.int64)
         found = np.searchsorted(firsts, wanted, side="right") - 1
         which, index = np.empty_like(wanted), np.empty_like(wanted)
-        for number in np.unique(found).tolist():
-            members, stretch = np.flatnonzero(found == number), self._stretches[number]
+        there = np.flatnonzero(np.bincount(found)).tolist()
+        for number in there:
+            members: slice | Positions = slice(None) if len(there) == 1 else np.flatnonzero(found == number)
+            stretch = self._stretches[number]
             turns, within = np.divmod(wanted[members] - stretch.first + stretch.before, len(stretch.places))
             places = stretch.places[within]
             which[members] = self._choices[places]
