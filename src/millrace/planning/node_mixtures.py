@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class NodeMixture:
             self.shares = [share * node.choices.count(number) for number in range(len(counts))]
             pattern = ChoicePattern(node.choices, node.times, counts, node.stop_on_empty_dataset, passes)
             self._sequences = {0: pattern}
+        self._begins = sorted(self._sequences)
         self.total = self._sequences[0].total
         for epoch, sequence in self._sequences.items():
             if sequence.total != self.total:
@@ -74,7 +76,7 @@ class NodeMixture:
 
     def of_epoch(self, epoch: int) -> InputSequence:
         """Sequence in which an epoch has the elements of the inputs."""
-        return self._sequences[max(begin for begin in self._sequences if begin <= epoch)]
+        return self._sequences[self._begins[bisect.bisect_right(self._begins, epoch) - 1]]
 
 
 def _mixture(
