@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from millrace import validation
+from millrace import mixture_arguments, validation
 from millrace.distributed import DistributedDataset
 from millrace.frameworks.base import Viewable
 from millrace.graph import nodes as g
@@ -143,22 +143,59 @@ class Dataset(Operators, Viewable):
     @staticmethod
     def sample_from_datasets(
         datasets: Sequence[Dataset],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
+        *,
+        cycle: bool = False,
+        weights_by: Literal["epoch", "element"] = "epoch",
     ) -> Dataset:
         """Each element from a dataset chosen at random.
 
         Args:
             datasets: at least one.
-            weights: of each dataset, not negative; None: all alike.
-            seed: of the choices, which are the same in every epoch; None: the pipeline's.
+            weights: of each dataset, not negative; None: all alike. Where they change, a dict of such lists by the
+                epoch from which on they hold: ``{0: [0.9, 0.1], 5: [0.5, 0.5]}``.
+            seed: of the choices, which are the same in every epoch with the same weights; None: the pipeline's.
             stop_on_empty_dataset: end when a dataset that has ended is chosen; else go on with the others.
+            cycle: datasets that have ended begin again, until all have ended once.
+            weights_by: what a dict of weights goes by: the number of the epoch, or within each epoch that of the
+                element of this dataset, both from 0 on.
+
+        Raises:
+            PipelineError: these are no weights; or, where it is read, epochs would not all have equally many elements.
         """
-        label, stop = "sample_from_datasets", bool(stop_on_empty_dataset)
+        label, mixed = "sample_from_datasets", mixture_arguments.ends(stop_on_empty_dataset, cycle)
         inputs = validation.members(label, (datasets,))["inputs"]
-        chosen, number = validation.weights(label, weights, len(inputs)), validation.seed(label, seed)
-        return Dataset(g.SampleFromDatasets(inputs=inputs, weights=chosen, seed=number, stop_on_empty_dataset=stop))
+        mixed |= mixture_arguments.weights(label, weights, weights_by, len(inputs))
+        inputs, number = mixture_arguments.repeated(inputs, cycle), validation.seed(label, seed)
+        return Dataset(g.SampleFromDatasets(inputs=inputs, seed=number, **mixed))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset | Sequence[int],
+        stop_on_empty_dataset: bool = True,
+        *,
+        cycle: bool = False,
+    ) -> Dataset:
+        """Each element from the dataset that is next by number.
+
+        Args:
+            datasets: at least one.
+            choice_dataset: dataset of numbers of ``datasets``, from 0 on; or a list of them, which is gone through
+                again and again: ``[0, 1]`` takes each of two in turn, ``[0, 0, 0, 1]`` three elements to one.
+            stop_on_empty_dataset: end when a dataset that has ended is chosen; else pass over it.
+            cycle: datasets that have ended begin again, until all that are chosen have ended once.
+
+        Raises:
+            PipelineError: a choice is no number of a dataset, here or when it is read.
+        """
+        label, mixed = "choose_from_datasets", mixture_arguments.ends(stop_on_empty_dataset, cycle)
+        inputs = validation.members(label, (datasets,))["inputs"]
+        chosen, times, read = mixture_arguments.choices(label, choice_dataset, len(inputs))
+        inputs = (*mixture_arguments.repeated(inputs, cycle), *read)
+        return Dataset(g.ChooseFromDatasets(inputs=inputs, choices=chosen, times=times, **mixed))
 
     # -- operators that need another dataset; the others are those of Operators ----------------------------------------
 
@@ -216,6 +253,48 @@ class Dataset(Operators, Viewable):
             PipelineError: it is no sampler.
         """
         return self._then(g.Sample, **validation.sampler(sampler), seed=validation.seed("sample", seed))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., int],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """``(class, element)`` of elements that are left out or repeated, so that classes come in given proportions.
+
+        Args:
+            class_func: class of an element, a whole number from 0 on.
+            target_dist: share of each class that there is to be; 1 together.
+            initial_dist: share of each class that there is. None: it is estimated, in each task for itself.
+            seed: of the choices, which are others in each epoch; None: the pipeline's.
+
+        Raises:
+            PipelineError: these are no shares.
+        """
+        label = "rejection_resample"
+        return self._then(
+            g.RejectionResample,
+            class_fn=validation.function(label, class_func),
+            **validation.distributions(label, target_dist, initial_dist),
+            seed=validation.seed(label, seed),
+        )
+
+    def reservoir(self, size: int, *, with_replacement: bool = False, seed: int | None = None) -> Self:
+        """Uniform random order of all elements, from sequential reads (OneAccess, section 3).
+
+        As many elements as fit are read forward, from all over the data, and handed out in random order; then the next
+        ones. So any data whose number of elements is known are shuffled fully, without seeks, at the cost of a pass
+        over them for each ``size`` elements.
+
+        Args:
+            size: elements that are held at a time; fewer, where these exceed the buffer (``with_options``).
+            with_replacement: each element is any of the dataset's, whatever came before; an epoch is as many draws as
+                there are elements.
+            seed: of the order, which is another one in each epoch; None: the pipeline's.
+        """
+        held, number = validation.positive("reservoir", "size", size), validation.seed("reservoir", seed)
+        return self._then(g.Reservoir, size=held, with_replacement=bool(with_replacement), seed=number)
 
     def distribute(
         self,

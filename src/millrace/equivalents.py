@@ -19,7 +19,6 @@ OPERATORS = {
     "as_numpy_iterator": "iterate over the dataset: its elements are numpy's; .numpy() turns Python numbers into them",
     "bucket": "bucket_by_sequence_length(element_length_func, bucket_boundaries, bucket_batch_sizes)",
     "cardinality": "len(ds)",
-    "choose_from_datasets": "Dataset.sample_from_datasets([...], weights), or Dataset.zip and a map that picks",
     "collate": "batch(n), which stacks leaf by leaf, or batch(n).map(collate)",
     "counter": "Dataset.range(n), or Dataset.range(n).repeat()",
     "dense_to_ragged_batch": "padded_batch(n)",
@@ -52,7 +51,6 @@ OPERATORS = {
     "read_images": "Dataset.from_files(pattern).map(decode)",
     "read_parquet": "Dataset.from_parquet(pattern)",
     "reduce": "a loop over the dataset, or functools.reduce(function, ds)",
-    "rejection_resample": "filter(predicate): a map before it may draw with its parameter rng",
     "save": "cache(path)",
     "scan": "a loop over the dataset: an operator's elements do not depend on those before them",
     "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
@@ -88,13 +86,21 @@ ARGUMENTS = {
     "processing_mode": "sharding=ShardingPolicy.DYNAMIC, .STATIC or .OFF",
     "rerandomize_each_iteration": "leave it out: the values of rng are others in each epoch",
     "split_across_pack": 'too_long="split"',
+    "stop_criteria": "write stop_on_empty_dataset=..., or cycle=True where datasets that have ended begin again",
+    "stopping_strategy": "write stop_on_empty_dataset=..., or cycle=True where datasets that have ended begin again",
     "task_refresh_interval_hint_ms": "leave it out: workers are told of tasks, they do not ask",
     "worker_init_fn": "make what is expensive on first use, in a function with functools.cache around it",
 }
 """What to do about an argument of another library."""
 
 _BEFORE = "it before distribute(): behind it there is what comes to this process, in the order in which it comes"
-BEHIND = {**OPERATORS, "concatenate": _BEFORE, "sample_from_datasets": _BEFORE, "zip": _BEFORE}
+BEHIND = {
+    **OPERATORS,
+    **dict.fromkeys(
+        ("choose_from_datasets", "concatenate", "rejection_resample", "reservoir", "sample_from_datasets", "zip"),
+        _BEFORE,
+    ),
+}
 """The same behind ``distribute()``."""
 
 MODULE = {
@@ -103,6 +109,7 @@ MODULE = {
     "FirstFitPackIterDataset": "ds.pack(n)",
     "FixedLengthRecordDataset": "Dataset.from_files(pattern).flat_map(cut)",
     "IterableDataset": "ds.torch(), which is one",
+    "MultiNodeWeightedSampler": "Dataset.sample_from_datasets([...], weights)",
     "Options": "ds.with_options(...)",
     "PackedDataset": "ds.pack(n)",
     "TensorDataset": "Dataset.from_arrays((x, y)), of which workers on this host share one copy",
@@ -110,6 +117,7 @@ MODULE = {
     "TextLineDataset": 'Dataset.from_files(pattern).flat_map(lambda file: file["bytes"].splitlines())',
     "data": "the names of tf.data directly: millrace.Dataset, millrace.AUTOTUNE",
     "experimental": "the names of tf.data directly: millrace.Dataset, millrace.AUTOTUNE",
+    "interleave_datasets": "Dataset.sample_from_datasets(...), or Dataset.choose_from_datasets(...) for each in turn",
     "read_images": "Dataset.from_files(pattern).map(decode)",
     "read_parquet": "Dataset.from_parquet(pattern)",
     "read_tfrecords": "Dataset.from_tfrecords(pattern)",

@@ -281,6 +281,37 @@ def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[f
     return tuple(map(float, chosen))
 
 
+def shares(operator: str, name: str, value: Any) -> tuple[float, ...]:
+    """Shares of classes, at least two, that are 1 together."""
+    given = _listed(operator, name, value)
+    numbers = all(isinstance(each, Real) for each in given)
+    sound = numbers and all(math.isfinite(each) and each >= 0 for each in given)
+    if len(given) < 2 or not sound or not math.isclose(sum(given), 1, rel_tol=1e-3):
+        raise PipelineError(
+            f"{operator}: {name} is a list of the shares of classes, at least two of them, none negative, and 1"
+            f" together, not {list(given)}"
+        )
+    return tuple(float(each) / float(sum(given)) for each in given)
+
+
+def distributions(operator: str, target: Any, initial: Any) -> dict[str, Any]:
+    """Find the shares of classes that there are to be, and those that there are, if these are known."""
+    wanted = shares(operator, "target_dist", target)
+    if initial is None:
+        return {"target_dist": wanted, "initial_dist": None}
+    there = shares(operator, "initial_dist", initial)
+    if len(there) != len(wanted):
+        raise PipelineError(
+            f"{operator}: target_dist has {len(wanted)} classes and initial_dist {len(there)}; it takes a share of each"
+        )
+    missing = [number for number, each in enumerate(there) if not each and wanted[number]]
+    if missing:
+        raise PipelineError(
+            f"{operator}: class {missing[0]} is to have a share by target_dist, and there is none by initial_dist"
+        )
+    return {"target_dist": wanted, "initial_dist": there}
+
+
 def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bucket boundaries and batch sizes that fit together."""
     edges = tuple(

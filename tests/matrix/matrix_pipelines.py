@@ -95,6 +95,14 @@ OPERATORS = {
     "sample windows": lambda root: numbers().sample(samplers.Windowed(30)).batch(20),
     "sample a curriculum": lambda root: numbers().sample(samplers.Curriculum(range(400), (0.2, 0.6, 1.0))).batch(20),
     "sample by one's own": lambda root: numbers().sample(Backwards()).map(random).batch(20),
+    "rejection_resample": lambda root: (
+        numbers(400).rejection_resample(key, [0.5, 0.3, 0.2], [1 / 3] * 3).map(random).batch(20)
+    ),
+    "rejection_resample by an estimate": lambda root: numbers(400).rejection_resample(key, [0.5, 0.3, 0.2]).batch(20),
+    "reservoir": lambda root: numbers().reservoir(150).map(random).batch(20),
+    "reservoir of what is read in sequence": lambda root: (
+        Dataset.from_parquet(files(root, "parquet"), columns=["number"]).reservoir(150, with_replacement=True).batch(20)
+    ),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
     "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),
@@ -113,6 +121,30 @@ OPERATORS = {
     "zip": lambda root: Dataset.zip(numbers(), numbers().map(random)).batch(20),
     "concatenate": lambda root: numbers(200).concatenate(numbers(300).filter(kept)).batch(20),
     "sample_from_datasets": lambda root: Dataset.sample_from_datasets([numbers(200), numbers(200)], seed=3).batch(20),
+    "sample_from_datasets that begin again": lambda root: Dataset.sample_from_datasets(
+        [numbers(100).map(random), numbers(200).map(random)], seed=3, cycle=True
+    ).batch(20),
+    "sample_from_datasets by weights that change": lambda root: (
+        Dataset.sample_from_datasets(
+            [numbers(100).shuffle(100).repeat(), numbers(200).repeat()], {0: [3, 1], 1: [1, 3]}, seed=3
+        )
+        .map(random)
+        .take(400)
+        .batch(20)
+    ),
+    "sample_from_datasets by weights that change within an epoch": lambda root: Dataset.sample_from_datasets(
+        [numbers(200), numbers(200)], {0: [3, 1], 130: [0, 1]}, seed=3, weights_by="element"
+    ).batch(20),
+    "choose_from_datasets": lambda root: Dataset.choose_from_datasets(
+        [numbers(100).shuffle(100), numbers(300)], [0, 1, 1], cycle=True
+    ).batch(20),
+    "choose_from_datasets as one sequence": lambda root: (
+        Dataset.choose_from_datasets(
+            [numbers(200), numbers(50), numbers(200)], numbers(450).map(key), stop_on_empty_dataset=False
+        )
+        .map(random)
+        .batch(20)
+    ),
     "enumerate": lambda root: numbers().enumerate().batch(20),
     "prefetch": lambda root: numbers(600).filter(kept).batch(20).prefetch(2),
     "cache": lambda root: numbers().cache().batch(20),

@@ -46,7 +46,7 @@ def test_what_cannot_be_is_refused_where_it_is_written(call, said):
         call()
 
 
-@pytest.mark.parametrize("name", ["zip", "concatenate", "sample_from_datasets"])
+@pytest.mark.parametrize("name", ["zip", "concatenate", "sample_from_datasets", "choose_from_datasets"])
 def test_combining_is_for_before(name):
     with pytest.raises(AttributeError, match=rf"a DistributedDataset has no attribute '{name}'; write it before dist"):
         getattr(served(), name)

@@ -31,13 +31,24 @@ SOURCES = [
     "from_webdataset",
     "range",
 ]
-OPERATORS = [
-    *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
-    *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
-    *("prefetch", "rebatch", "repeat", "sample", "sample_from_datasets", "shard", "shuffle"),
-    *("skip", "take", "unbatch", "with_options", "zip"),
+BEFORE = {
+    *(
+        "choose_from_datasets",
+        "concatenate",
+        "rejection_resample",
+        "reservoir",
+        "sample",
+        "sample_from_datasets",
+        "zip",
+    ),
+}
+"""Operators that stand before ``distribute()``."""
+BEHIND = [
+    *("autocache", "batch", "bucket_by_sequence_length", "cache", "enumerate", "filter", "flat_map", "group_by_window"),
+    *("interleave", "map", "pack", "padded_batch", "prefetch", "rebatch", "repeat", "shard", "shuffle", "skip", "take"),
+    *("unbatch", "with_options"),
 ]
-BEHIND = sorted({*OPERATORS} - {"concatenate", "sample", "sample_from_datasets", "zip"})
+OPERATORS = sorted([*BEHIND, *BEFORE])
 TEN = mr.Dataset.range(10).batch(2)
 
 

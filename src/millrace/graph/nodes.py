@@ -172,6 +172,22 @@ class Filter(Node, op="filter"):
     fn: Opaque
 
 
+class RejectionResample(Node, op="rejection_resample"):
+    """Pairs ``(class, element)``, left out or repeated so that classes come in the proportions of ``target_dist``.
+
+    Attributes:
+        class_fn: class of an element, from 0 on.
+        target_dist: share of each class that there is to be.
+        initial_dist: share of each class that there is; None: estimated, in each task from what came before.
+        seed: of the choices; None: the pipeline's.
+    """
+
+    class_fn: Opaque
+    target_dist: tuple[float, ...]
+    initial_dist: tuple[float, ...] | None = None
+    seed: int | None = None
+
+
 class FlatMap(Node, op="flat_map"):
     """All elements of ``fn(element)``, a dataset or an iterable, one input after the other."""
 
@@ -262,6 +278,20 @@ class Sample(Node, op="sample"):
     sampler: Opaque
     num_samples: int | None = None
     contents: str = ""
+    seed: int | None = None
+
+
+class Reservoir(Node, op="reservoir"):
+    """Random order of the whole input, ``size`` elements of which are read forward at a time.
+
+    Attributes:
+        size: elements that are held at a time.
+        with_replacement: each element is any of the input's, whatever came before; there are as many as in the input.
+        seed: of the order; None: the pipeline's.
+    """
+
+    size: int
+    with_replacement: bool = False
     seed: int | None = None
 
 
@@ -391,8 +421,61 @@ class Concatenate(Node, op="concatenate"):
 
 
 class SampleFromDatasets(Node, op="sample_from_datasets"):
-    """Elements from inputs drawn at random by ``weights``."""
+    """Elements from inputs drawn at random by ``weights``.
+
+    Attributes:
+        weights: one for each input; where they change, one set of them behind the other.
+        cycle: inputs, each of which a ``repeat`` repeats without end, are taken until all have come to the end of a
+            pass.
+        weights_from: epochs or elements from which on each set holds, from 0 on, ascending; empty: there is one.
+        weights_by: "epoch" or "element", where there are several.
+    """
 
     weights: tuple[float, ...]
     seed: int | None = None
     stop_on_empty_dataset: bool = False
+    cycle: bool = False
+    weights_from: tuple[int, ...] = ()
+    weights_by: str = ""
+
+    @property
+    def phases(self) -> list[tuple[int, tuple[float, ...]]]:
+        """Each set of weights, with the epoch or element from which on it holds."""
+        begins = self.weights_from or (0,)
+        size = len(self.weights) // len(begins)
+        return [(begin, self.weights[at * size : (at + 1) * size]) for at, begin in enumerate(begins)]
+
+    def weights_of(self, epoch: int) -> list[tuple[int, tuple[float, ...]]]:
+        """Weights of an epoch, with the element from which on they hold."""
+        if self.weights_by != "epoch":
+            return self.phases
+        return [(0, next(weights for begin, weights in reversed(self.phases) if begin <= epoch))]
+
+    @property
+    def datasets(self) -> tuple[Node, ...]:
+        """Inputs whose elements are drawn."""
+        return self.inputs
+
+
+class ChooseFromDatasets(Node, op="choose_from_datasets"):
+    """Elements from inputs in a given order of these.
+
+    Attributes:
+        choices: numbers of inputs, one for each element; None: the last input gives them.
+        times: how often these are gone through; None: without end.
+        cycle: as of :class:`SampleFromDatasets`; the input that gives choices is not repeated.
+    """
+
+    choices: tuple[int, ...] | None = None
+    times: int | None = None
+    stop_on_empty_dataset: bool = True
+    cycle: bool = False
+
+    @property
+    def datasets(self) -> tuple[Node, ...]:
+        """Inputs whose elements are chosen."""
+        return self.inputs if self.choices is not None else self.inputs[:-1]
+
+
+MIXING = (SampleFromDatasets, ChooseFromDatasets)
+"""Nodes each element of which is one of one of their inputs, and of each of these in its order."""

@@ -7,7 +7,19 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from millrace.graph.nodes import OP_NAMES, Arrivals, Concatenate, Node, Opaque, Range, SampleFromDatasets, Source, Zip
+from millrace.graph.nodes import (
+    MIXING,
+    OP_NAMES,
+    Arrivals,
+    ChooseFromDatasets,
+    Concatenate,
+    Node,
+    Opaque,
+    Range,
+    SampleFromDatasets,
+    Source,
+    Zip,
+)
 from millrace.graph.operator_graph import Graph
 
 _LONGEST_VALUE = 40
@@ -16,7 +28,8 @@ _LONGEST_INPUT = 120
 double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
-_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights", "keys"}
+_CHOICES = {"choices", "times", "weights", "weights_from"}
+_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "keys", "target_dist", "initial_dist"}
 """Fields that the user gives as a list, or as a single string."""
 
 
@@ -49,10 +62,35 @@ def _call(node: Node, inputs: list[str]) -> str:
             pairs = zip(node.keys, shown, strict=True)
             return f"Dataset.{name}({{{', '.join(f'{key!r}: {each}' for key, each in pairs)}}})"
         return f"Dataset.{name}({', '.join(shown)})"
-    if isinstance(node, SampleFromDatasets):
-        shown = [_cut(each, _LONGEST_INPUT) for each in inputs]
-        return f"Dataset.{name}([{', '.join(shown)}], {_arguments(node)})"
+    if isinstance(node, MIXING):
+        shown = [_cut(_without_repeat(each) if node.cycle else each, _LONGEST_INPUT) for each in inputs]
+        several = ", ".join(shown[: len(node.datasets)])
+        chosen = _choices(node) if isinstance(node, ChooseFromDatasets) else _weights(node)
+        arguments = [f"[{several}]", *shown[len(node.datasets) :], *chosen, _arguments(node)]
+        return f"Dataset.{name}({', '.join(filter(None, arguments))})"
     return f"{inputs[0]}.{name}({_arguments(node)})"
+
+
+def _without_repeat(text: str) -> str:
+    """Leave out the endless ``repeat`` that stands for ``cycle=True``."""
+    return text.removesuffix(".repeat()")
+
+
+def _choices(node: ChooseFromDatasets) -> list[str]:
+    """Write choices that are known as a list where they are gone through again and again, else as a dataset."""
+    if node.choices is None:
+        return []
+    listed = _listed(node.choices)
+    if node.times is None:
+        return [listed]
+    return [f"Dataset.from_list({listed})" + (f".repeat({node.times})" if node.times != 1 else "")]
+
+
+def _weights(node: SampleFromDatasets) -> list[str]:
+    """Write weights as a list; where they change, as a dict of lists."""
+    if not node.weights_from:
+        return [_listed(node.weights)]
+    return [_value({begin: list(weights) for begin, weights in node.phases})]
 
 
 def _arguments(node: Node) -> str:
@@ -66,6 +104,8 @@ def _arguments(node: Node) -> str:
         if (
             each.name == "inputs"
             or (isinstance(node, Source) and each.name in _DERIVED)
+            or (isinstance(node, MIXING) and each.name in _CHOICES)
+            or (isinstance(node, MIXING) and node.cycle and each.name == "stop_on_empty_dataset")
             or value is each.default
             or value == each.default
         ):

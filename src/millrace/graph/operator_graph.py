@@ -12,6 +12,7 @@ from millrace.graph.nodes import (
     Cache,
     Node,
     Prefetch,
+    Reservoir,
     Sample,
     Shard,
     Shuffle,
@@ -108,7 +109,7 @@ def _postorder(root: Node) -> Iterator[Node]:
 
 
 def _keys(nodes: tuple[Node, ...]) -> Iterator[int]:
-    kinds = ((), (Shuffle, Sample, Take, Skip, Shard), (Prefetch, Cache, Autocache, WithOptions))
+    kinds = ((), (Shuffle, Sample, Reservoir, Take, Skip, Shard), (Prefetch, Cache, Autocache, WithOptions))
     counts = [0, 0, 0]
     for node in nodes:
         kind = next((number for number, types in enumerate(kinds) if isinstance(node, types)), 0)

@@ -21,6 +21,7 @@ from millrace.ops import (
     map,  # noqa: A004 - named after the operator
     positional,
     rebatch,
+    rejection_resample,
     sequence_packing,
     shuffle,
 )
@@ -34,6 +35,7 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.FlatMap: interleave.run_flat_map,
     nodes.Interleave: interleave.run_interleave,
     nodes.Unbatch: rebatch.run_unbatch,
+    nodes.RejectionResample: rejection_resample.run,
     nodes.Prefetch: identity.run_prefetch,
     nodes.Cache: identity.run_unchanged,
     nodes.Autocache: identity.run_unchanged,
@@ -52,5 +54,6 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Zip: combining.run_zip,
     nodes.Concatenate: combining.run_concatenate,
     nodes.SampleFromDatasets: combining.run_sample,
+    nodes.ChooseFromDatasets: combining.run_choose,
 }
 """Functions by node type: ``OPERATORS[type(node)](node, inputs, context)`` yields the node's chunks."""

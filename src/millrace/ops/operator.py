@@ -29,6 +29,11 @@ class Context(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        ...
+
+    @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
         ...
@@ -72,6 +77,15 @@ class Context(Protocol):
 
     def generator(self) -> np.random.Generator:
         """Random generator of this operator in this task (keyed by seed, epoch, node, repetition and task)."""
+        ...
+
+    def uniforms(self, chunk: Chunk, seed: int | None) -> npt.NDArray[np.float64]:
+        """Draw a number in [0, 1) for each element of ``chunk``, keyed as the generators of functions are.
+
+        Args:
+            chunk: the elements.
+            seed: in place of the job's; None: that.
+        """
         ...
 
     def chunk_size(self) -> int:

@@ -60,7 +60,7 @@ def fixed_notice(point: CachePoint) -> str:
 SEMANTICS = 1
 """Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 
-_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample)
+_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample, g.Reservoir)
 """Operators that only decide which items there are, and in which order."""
 
 _CHOICES: dict[type[g.Node], set[str]] = {
@@ -72,7 +72,8 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     g.FromTFRecords: {"patterns"},
     g.FromWebDataset: {"patterns"},
     g.FromParquet: {"patterns"},
-    g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
+    g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset", "cycle", "weights_from", "weights_by"},
+    g.ChooseFromDatasets: {"choices", "times", "stop_on_empty_dataset", "cycle"},
 }
 """Parameters that only decide which items there are, and in which order."""
 
@@ -154,12 +155,14 @@ def _below(graph: Graph, number: int) -> tuple[g.Node, ...]:
 
 def reorders(node: g.Node) -> bool:
     """Whether it gives its elements in another order in each epoch."""
-    return isinstance(node, g.Sample) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
+    if isinstance(node, g.SampleFromDatasets):
+        return node.weights_by == "epoch"
+    return isinstance(node, (g.Sample, g.Reservoir)) or (isinstance(node, g.Shuffle) and node.reshuffle_each_iteration)
 
 
 def is_random(node: g.Node) -> bool:
-    """Whether it calls a random function."""
-    return any(opaque.takes_rng for _, opaque in node.opaques())
+    """Whether it calls a random function, or chooses at random what comes of an element."""
+    return isinstance(node, g.RejectionResample) or any(opaque.takes_rng for _, opaque in node.opaques())
 
 
 def _parameter(name: str, value: Any, of_opaque: Callable[[g.Opaque], bytes]) -> Any:

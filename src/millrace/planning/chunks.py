@@ -133,7 +133,7 @@ def shuffle_in_chunks(units: UnitMap) -> int | None:
 _SHARDS = (g.FromTFRecords, g.FromWebDataset)
 """Sequential sources whose splits are ranges of bytes, so that it is known of each range which split it is of."""
 _ABOVE = (
-    *(g.Map, g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.Prefetch, g.WithOptions),
+    *(g.Map, g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.RejectionResample, g.Prefetch, g.WithOptions),
     *(g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch),
 )
 """Operators that may stand above such a shuffle: all that comes out of it is read, and in no epoch as in an earlier."""

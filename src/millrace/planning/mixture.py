@@ -87,6 +87,43 @@ class _Drawn:
     alive: npt.NDArray[np.bool_]
 
 
+class WeightSchedule:
+    """Weights that change with the number of elements that were drawn before.
+
+    Args:
+        phases: each set of weights, with the number of the element from which on it holds, from 0 on, ascending.
+
+    Attributes:
+        weights: float64 of shape (phases, inputs).
+        last: number of the element from which on the last ones hold.
+        varied: whether some of them draw inputs that others don't.
+
+    Raises:
+        ValueError: a set of weights makes no sense.
+    """
+
+    def __init__(self, phases: Sequence[tuple[int, Sequence[float]]]) -> None:
+        self.weights = np.array([check_weights(weights) for _, weights in phases])
+        self._begins = np.array([begin for begin, _ in phases], np.int64)
+        self.last = int(self._begins[-1])
+        self.varied = bool(((self.weights > 0) != (self.weights[0] > 0)).any())
+
+    def at(self, element: int, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.float64], int]:
+        """Find the weights that hold from an element on, and for how many elements at most.
+
+        Where they leave no input that has elements left, the next ones hold at once. Inputs that neither these nor
+        later ones draw are taken out of ``alive``.
+        """
+        if len(self._begins) == 1:
+            return self.weights[0], BLOCK
+        phase = int(np.searchsorted(self._begins, element, side="right")) - 1
+        alive &= (self.weights[phase:] > 0).any(0)
+        while alive.any() and not (self.weights[phase] > 0)[alive].any():
+            phase += 1
+        after = int(self._begins[phase + 1]) if phase + 1 < len(self._begins) else ENDLESS
+        return self.weights[phase], min(after - element, BLOCK)
+
+
 class Mixture:
     """Mixture of inputs of known length; it holds ``8 + 9 * len(counts)`` bytes for each 65536 draws.
 
@@ -95,6 +132,10 @@ class Mixture:
         weights: inputs are drawn in proportion to them; not negative, and one of weight 0 is never drawn.
         counts: number of elements of each input, ``ENDLESS`` or more if it never ends.
         stop_on_empty: end at the first draw of an exhausted input; else go on with the others until all are exhausted.
+        passes: of inputs that begin again, the elements of one pass of each: the mixture ends where all have been
+            found at the end of a pass. ``counts`` are then those without end.
+        changes: other weights, and the number of the element from which on they hold; ascending, see
+            :class:`WeightSchedule`.
 
     Attributes:
         total: its number of elements; ``ENDLESS`` if it never ends.
@@ -104,22 +145,50 @@ class Mixture:
     """
 
     def __init__(
-        self, seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool = False
+        self,
+        seed: Seed,
+        weights: Sequence[float],
+        counts: Sequence[int],
+        stop_on_empty: bool = False,
+        passes: Sequence[int] | None = None,
+        changes: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> None:
         self._seed = seed
-        self._weights = check_weights(weights)
+        self._schedule = WeightSchedule([(0, weights), *changes])
         self._counts = np.array([min(count, ENDLESS) for count in counts], dtype=np.int64)
-        if self._counts.shape != self._weights.shape or (self._counts < 0).any():
+        if self._counts.shape != self._schedule.weights[0].shape or (self._counts < 0).any():
             raise ValueError(f"a count >= 0 is needed for each of {len(weights)} weights, not {list(counts)}")
         self._stop_on_empty = stop_on_empty
+        self._passes = None if passes is None else np.array([min(each, ENDLESS) for each in passes], np.int64)
         self._last: tuple[int, _Block] | None = None
-        alive = self._weights > 0
+        alive: npt.NDArray[np.bool_] = np.any(self._schedule.weights > 0, axis=0)
         self._drawn = _Drawn(np.zeros(1, np.int64), np.zeros((1, len(alive)), np.int64), alive[None])
-        drawn_from = self._counts[alive].tolist()
-        if stop_on_empty and len(drawn_from) > 1 and min(drawn_from) < ENDLESS:
-            self.total = int(self._draw_until(ENDLESS).starts[-1])
-        else:
-            self.total = min(min(drawn_from) if stop_on_empty else sum(drawn_from), ENDLESS)
+        self.total = self._total(alive)
+
+    def _total(self, alive: npt.NDArray[np.bool_]) -> int:
+        lengths = self._counts if self._passes is None else self._passes
+        if not self._schedule.varied:
+            drawn_from: list[int] = lengths[alive].tolist()
+            if self._passes is not None:
+                if max(drawn_from) >= ENDLESS:
+                    return ENDLESS
+            elif not self._stop_on_empty:
+                return min(sum(drawn_from), ENDLESS)
+            if len(drawn_from) == 1 or min(drawn_from) >= ENDLESS:
+                return min(*drawn_from, ENDLESS)
+        drawn = self._draw_until(ENDLESS if self._ends(lengths) else self._schedule.last)
+        left = drawn.alive[-1]
+        if np.count_nonzero(left) > 1:
+            return ENDLESS
+        more = max(0, int((lengths[left] - drawn.used[-1][left]).sum()))
+        return min(int(drawn.starts[-1]) + more, ENDLESS)
+
+    def _ends(self, lengths: npt.NDArray[np.int64]) -> bool:
+        """Whether the mixture ends with the last weights, however far it has come before these."""
+        last = lengths[self._schedule.weights[-1] > 0]
+        if self._passes is None and self._stop_on_empty:
+            return bool(last.min() < ENDLESS)
+        return bool(last.max() < ENDLESS)
 
     def resolve(self, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Find for each of ``positions`` (int64, any order) the input's number and the position within that input.
@@ -156,7 +225,7 @@ class Mixture:
         """Draw blocks until ``position`` is in one of them, or only one input is left or none."""
         drawn = self._drawn
         starts, used, alive = [drawn.starts[-1]], [drawn.used[-1]], [drawn.alive[-1]]
-        while starts[-1] <= position and np.count_nonzero(alive[-1]) > 1:
+        while starts[-1] <= position and self._draws_on(int(starts[-1]), alive[-1]):
             block = self._draw(len(drawn.starts) + len(starts) - 2, used[-1], alive[-1])
             starts.append(starts[-1] + len(block.which))
             used.append(block.used)
@@ -169,6 +238,11 @@ class Mixture:
                 np.concatenate([drawn.alive, alive[1:]]),
             )
         return drawn
+
+    def _draws_on(self, element: int, alive: npt.NDArray[np.bool_]) -> bool:
+        """Whether it takes draws to tell which inputs the elements from this one on come from."""
+        left = int(np.count_nonzero(alive))
+        return left > 1 or (left == 1 and self._schedule.varied and element < self._schedule.last)
 
     def _block(self, number: int, drawn: _Drawn) -> _Block:
         # The last one is kept: tasks ask for consecutive positions in many small steps.
@@ -183,17 +257,46 @@ class Mixture:
         used, alive = used.copy(), alive.copy()
         whiches, indices = [], []
         while len(draws) and alive.any():
-            which = choose(draws, self._weights, alive)
+            weights, room = self._schedule.at(int(used.sum()), alive)
+            if not alive.any():
+                break
+            which = choose(draws[:room], weights, alive)
             index = used[which] + _ranks(which, len(used))
             over = index >= self._counts[which]
-            end = int(np.argmax(over)) if over.any() else len(draws)
-            whiches.append(which[:end])
-            indices.append(index[:end])
-            used += np.bincount(which[:end], minlength=len(used))
-            if end < len(draws):
+            end = int(np.argmax(over)) if over.any() else len(which)
+            stop = self._stop(which[:end], index[:end], alive, used)
+            whiches.append(which[:stop])
+            indices.append(index[:stop])
+            used += np.bincount(which[:stop], minlength=len(used))
+            if stop < end:
+                alive[:] = False
+            elif end < len(which):
                 alive[slice(None) if self._stop_on_empty else which[end]] = False
-            draws = draws[end + 1 :]
-        return _Block(np.concatenate(whiches), np.concatenate(indices), used, alive)
+                if self._passes is not None and (used[alive] > self._passes[alive]).all():
+                    alive[:] = False
+            draws = draws[end + (end < len(which)) :]
+        self._schedule.at(int(used.sum()), alive)
+        empty = np.empty(0, np.int64)
+        return _Block(np.concatenate([empty, *whiches]), np.concatenate([empty, *indices]), used, alive)
+
+    def _stop(
+        self,
+        which: npt.NDArray[np.int64],
+        index: npt.NDArray[np.int64],
+        alive: npt.NDArray[np.bool_],
+        used: npt.NDArray[np.int64],
+    ) -> int:
+        """Find the draw at which the last of the inputs that begin again is at the end of a pass; else count all."""
+        if self._passes is None:
+            return len(which)
+        ended = used > self._passes
+        stop = 0
+        for number in np.flatnonzero(alive & ~ended).tolist():
+            found = np.flatnonzero((which == number) & (index == self._passes[number]))
+            if not len(found):
+                return len(which)
+            stop = max(stop, int(found[0]))
+        return stop
 
 
 def _ranks(values: npt.NDArray[np.int64], kinds: int) -> npt.NDArray[np.int64]:

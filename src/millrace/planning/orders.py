@@ -15,9 +15,11 @@ import numpy.typing as npt
 
 from millrace.graph import nodes as g
 from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
+from millrace.planning.drawn_order import DrawnOrder
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
 from millrace.planning.sampler_orders import Draw
 from millrace.planning.shard_chunks import shard_chunks
+from millrace.planning.unit_boundaries import boundaries, fences
 from millrace.planning.units import INFINITE, Positions, UnitMap
 
 _ROUNDS = 6
@@ -212,13 +214,15 @@ class EpochOrders:
     def of(self, number: int, repetition: int) -> Order:
         """Choose the order of ``number``, a shuffle: of all units if any sequence costs the same, else of blocks.
 
-        That of a ``sample`` is what its sampler says.
+        That of a ``sample`` is what its sampler says, that of a ``reservoir`` always one of all units.
 
         Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
         elements there: what is collected in one must not be torn apart by another.
         """
         if isinstance(self.units.graph.nodes[number], g.Sample):
             return self._sampled(number, repetition)
+        if isinstance(self.units.graph.nodes[number], g.Reservoir):
+            return self._of_reservoir(number, repetition)
         units, key = self.units, self.key(number, repetition)
         child = units.graph.id_of(self._shuffle(number).inputs[0])
         below = units.of(child)
@@ -227,11 +231,20 @@ class EpochOrders:
             return ChunkedPermutation(below.count, key, self.chunks) if in_chunks else FullPermutation(below.count, key)
         if below.count >= INFINITE:
             return BlockOrder(np.array([0, INFINITE]), key)
-        bounds = units.boundaries(child)
+        bounds = boundaries(units, child)
         if number == self._in_chunks:
             return BlockOrder(bounds, key, (self._chunks_of_blocks(bounds),))
         turns, within = np.divmod(bounds[:-1], below.period)
-        return BlockOrder(bounds, key, (np.searchsorted(units.fences(child), within, side="right"), turns))
+        return BlockOrder(bounds, key, (np.searchsorted(fences(units, child), within, side="right"), turns))
+
+    def _of_reservoir(self, number: int, repetition: int) -> Order:
+        node = self.units.graph.nodes[number]
+        assert isinstance(node, g.Reservoir), f"{node} has no order of this kind"
+        key = derive(
+            self.seed if node.seed is None else node.seed, self.units.graph.keys[number], self.epoch, repetition
+        )
+        count = self.units.of(number).count
+        return DrawnOrder(count, key) if node.with_replacement else FullPermutation(count, key)
 
     def _sampled(self, number: int, repetition: int) -> Order:
         node = self.units.graph.nodes[number]
@@ -276,8 +289,8 @@ class EpochOrders:
                 starts = units.firsts(below)
                 which = np.searchsorted(starts, at, side="right") - 1
                 at = at - starts[which]
-            case g.SampleFromDatasets():
-                which, at = units.mixtures[number].resolve(at)
+            case g.SampleFromDatasets() | g.ChooseFromDatasets():
+                which, at = units.mixtures[number].of_epoch(self.epoch).resolve(at)
             case g.Repeat():
                 turns, at = np.divmod(at, units.of(below[0]).count)
                 for turn in np.unique(turns).tolist():
@@ -297,6 +310,6 @@ class EpochOrders:
                 return at + node.count
             case g.Shard():
                 return at * node.num_shards + node.index
-            case g.Shuffle() | g.Sample():
+            case g.Shuffle() | g.Sample() | g.Reservoir():
                 return self.of(number, repetition).at(at)
         return at

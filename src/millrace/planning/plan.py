@@ -488,6 +488,7 @@ def _size(root: Units, tasks: int | None) -> int:
         affordable = max(elements / _SMALL_TASK_ELEMENTS, size / _SMALL_TASK_BYTES)
         wanted = max(wanted, min(_SOME_TASKS, int(affordable)))
         wanted = min(wanted, max(1, root.count // _whole_groups(root)))
+        wanted = min(wanted, math.ceil(elements / root.refill)) if root.refill else wanted
     period = min(root.period, root.count)
     return max(1, math.ceil(period / max(1, round(wanted * period / max(root.count, 1)))))
 

@@ -86,10 +86,12 @@ class _Walk:
         return _with(_together(columns), np.count_nonzero(there, axis=1))
 
     def _shuffled(self, number: int) -> bool:
-        return any(isinstance(node, (g.Shuffle, g.Sample)) for node in Graph(self.units.graph.nodes[number]).nodes)
+        return any(
+            isinstance(node, (g.Shuffle, g.Sample, g.Reservoir)) for node in Graph(self.units.graph.nodes[number]).nodes
+        )
 
 
-_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, g.SampleFromDatasets, g.Sample, g.Batch, g.PaddedBatch)
+_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, *g.MIXING, g.Sample, g.Reservoir, g.Batch, g.PaddedBatch)
 """Nodes that define positions, after which random functions above them are keyed."""
 
 

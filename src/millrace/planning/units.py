@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -23,7 +24,8 @@ from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
-from millrace.planning.mixture import ENDLESS, Mixture
+from millrace.planning.mixture import ENDLESS
+from millrace.planning.node_mixtures import NodeMixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
@@ -58,6 +60,7 @@ class Units:
         bytes: stored bytes behind one unit, roughly; 0 if unknown.
         group: the largest number of elements that a collecting operator gathers.
         target: source elements that make a task of sensible size.
+        refill: source elements that a task should have at least, as all data are read forward for them; 0: any number.
     """
 
     count: int
@@ -70,6 +73,7 @@ class Units:
     bytes: float = 0.0
     group: int = 1
     target: int = 8192
+    refill: int = 0
 
 
 class UnplannableError(PipelineError):
@@ -104,7 +108,7 @@ class UnitMap:
         on_error = graph.options().on_error
         self.skips = on_error == "skip"
         self._units: dict[int, Units | UnplannableError] = {}
-        self.mixtures: dict[int, Mixture] = {}
+        self.mixtures: dict[int, NodeMixture] = {}
         self.draws = SamplerDraws(sum(isinstance(node, g.Sample) for node in graph.nodes))
         for number, node in enumerate(graph.nodes):
             self._units[number] = self._analyse(number, node)
@@ -155,8 +159,8 @@ class UnitMap:
                 return self._source(node, self.summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
-            if isinstance(node, g.Sample):
-                raise PipelineError(_NO_POSITIONS.format(node=node)) from error
+            if isinstance(node, (g.Sample, g.Reservoir)):
+                raise PipelineError(_NO_POSITIONS[type(node)].format(node=node)) from error
             return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
@@ -175,72 +179,6 @@ class UnitMap:
         return Units(
             table.pieces, Cardinality.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target
         )
-
-    def boundaries(self, number: int) -> Positions:
-        """Find the units, from 0 to the count, at which a finite node is best cut: where its files are."""
-        node, count = self.graph.nodes[number], self.of(number).count
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if isinstance(node, g.Source):
-            inner = self._source_boundaries(number)
-        elif any(self.of(child).count >= INFINITE for child in below):
-            inner = np.linspace(0, count, _SOME_BLOCKS + 1)
-        elif isinstance(node, g.Concatenate):
-            inner = self._side_by_side(below)
-        elif isinstance(node, g.Repeat):
-            inner = self._repeated(self.boundaries(below[0]), count)
-        else:
-            inner = self._through(node, self.boundaries(below[0]), count)
-        ends = np.array([0, count], np.int64)
-        inner = inner.astype(np.int64)
-        return np.unique(np.concatenate([ends, inner[(inner > 0) & (inner < count)]]))
-
-    def fences(self, number: int) -> Positions:
-        """First units, within a period, of the parts of a concatenation that collect elements each for itself."""
-        node = self.graph.nodes[number]
-        if not self.of(number).collecting:
-            return np.zeros(1, np.int64)
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if not isinstance(node, g.Concatenate):
-            return self.fences(below[0])
-        counts = [self.of(child).count for child in below]
-        return np.concatenate([self.fences(child) + sum(counts[:index]) for index, child in enumerate(below)])
-
-    def _source_boundaries(self, number: int) -> npt.NDArray[Any]:
-        table, count = self.tables[number], self.of(number).count
-        if table.cheap:
-            return np.linspace(0, count, _SOME_BLOCKS + 1)
-        if table.count < 0:
-            return np.arange(count)
-        return self.starts.get(number, np.empty(0, np.int64))
-
-    def _side_by_side(self, numbers: list[int]) -> Positions:
-        parts, offset = [], 0
-        for number in numbers:
-            parts.append(self.boundaries(number) + offset)
-            offset += self.of(number).count
-        return np.concatenate([*parts, np.empty(0, np.int64)])
-
-    @staticmethod
-    def _repeated(inner: Positions, count: int) -> npt.NDArray[Any]:
-        period = int(inner[-1])
-        if not period or len(inner) * (count // period) > _MOST_BLOCKS:
-            return np.linspace(0, count // max(period, 1), _MOST_BLOCKS + 1).astype(np.int64) * period
-        return (np.arange(0, count, period)[:, None] + inner).ravel()
-
-    def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:
-        """Convert boundaries of a node's first input to units of the node."""
-        if isinstance(node, g.Skip):
-            return inner - (node.count if node.count >= 0 else inner[-1])
-        if isinstance(node, g.Shard):
-            return (inner - node.index + node.num_shards - 1) // node.num_shards
-        if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
-            return inner // node.batch_size
-        if (
-            isinstance(node, (g.Shuffle, g.Sample, g.SampleFromDatasets))
-            and not self.of(self.graph.id_of(node)).collecting
-        ):
-            return np.linspace(0, count, len(inner))
-        return inner  # where elements are collected, repetitions and parts begin at some of these
 
     def collectors(self, root: g.Node) -> Iterator[int]:
         """Find the operators in ``root`` and below that may leave elements at a task's end."""
@@ -275,10 +213,6 @@ class UnitMap:
 _TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
 
-_SOME_BLOCKS = 64
-"""Blocks of units that a shuffle permutes where the data have no boundaries of their own."""
-_MOST_BLOCKS = 1 << 16
-
 _COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch)
 """Operators that collect, where they don't take a known number of elements."""
 
@@ -303,6 +237,11 @@ def _filter(_map: UnitMap, _number: int, _node: g.Filter, below: list[Units]) ->
 
 def _many(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Units:
     return replace(below[0], yields=Cardinality.MANY, cheap=False)
+
+
+def _resampled(_map: UnitMap, _number: int, node: g.RejectionResample, below: list[Units]) -> Units:
+    local = below[0].task_local or node.initial_dist is None
+    return replace(below[0], yields=Cardinality.MANY, cheap=False, task_local=local)
 
 
 def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) -> Units:
@@ -384,7 +323,7 @@ def _shard(_map: UnitMap, _number: int, node: g.Shard, below: list[Units]) -> Un
 def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> Units:
     (units,) = below
     if not units.cheap or units.yields is not Cardinality.ONE or units.count >= INFINITE:
-        raise PipelineError(_NO_POSITIONS.format(node=node))
+        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
     if isinstance(node.sampler.value, ComputedSampler):
         node.sampler.value.check(units.count)
     count = units.count if node.num_samples is None else node.num_samples
@@ -393,11 +332,27 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
     return replace(units, count=count)
 
 
-_NO_POSITIONS = (
-    "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it must"
-    " have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
-    ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
-)
+def _reservoir(_map: UnitMap, _number: int, node: g.Reservoir, below: list[Units]) -> Units:
+    (units,) = below
+    if units.yields is not Cardinality.ONE or units.count >= INFINITE:
+        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
+    refill = 0 if units.cheap else math.ceil(min(node.size, units.count) * units.reads)
+    return replace(units, refill=max(units.refill, refill))
+
+
+_NO_POSITIONS = {
+    g.Sample: (
+        "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it"
+        " must have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
+        ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
+    ),
+    g.Reservoir: (
+        "{node} draws from all elements, and has to know how many there are: its input must have an end, be of a source"
+        " that knows its length before it is read (of TFRecord and tar shards: local ones that are not compressed, and"
+        " tar shards with an index), and nothing before it may leave elements out or make more of one,"
+        ' on_error="skip" included; shuffle(buffer_size) takes any input'
+    ),
+}
 
 
 def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units]) -> Units:
@@ -423,6 +378,7 @@ def _of_several(below: list[Units], count: int, weights: Sequence[float], total:
         bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)) / total,
         group=max(units.group for units in below),
         target=min(units.target for units in below),
+        refill=max(units.refill for units in below),
     )
 
 
@@ -450,12 +406,17 @@ def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> 
     return replace(units, count=count, period=period, cheap=cheap)
 
 
-def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: list[Units]) -> Units:
+def _mixed(
+    units_of: UnitMap, number: int, node: g.SampleFromDatasets | g.ChooseFromDatasets, below: list[Units]
+) -> Units:
+    if isinstance(node, g.ChooseFromDatasets) and node.choices is None:
+        raise UnplannableError(node, "chooses by the elements of a dataset, which only reading it in order can tell")
     _need_positions(node, below)
-    seed = derive(units_of.seed if node.seed is None else node.seed, units_of.graph.keys[number])
-    mixture = Mixture(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
-    units_of.mixtures[number] = mixture
-    return _of_several(below, mixture.total, [weight / sum(node.weights) for weight in node.weights])
+    seed = units_of.seed if not isinstance(node, g.SampleFromDatasets) or node.seed is None else node.seed
+    passes = [units_of.child_units(child)[0].count for child in node.inputs] if node.cycle else None
+    key = derive(seed, units_of.graph.keys[number])
+    mixture = units_of.mixtures[number] = NodeMixture(node, key, [units.count for units in below], passes)
+    return _of_several(below, mixture.total, mixture.shares)
 
 
 _RULES: dict[type[g.Node], _Rule] = {
@@ -464,6 +425,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.FlatMap: _many,
     g.Interleave: _many,
     g.Unbatch: _many,
+    g.RejectionResample: _resampled,
     g.Prefetch: _same,
     g.Cache: _same,
     g.Autocache: _same,
@@ -480,8 +442,10 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Skip: _skip,
     g.Shard: _shard,
     g.Sample: _drawn,
+    g.Reservoir: _reservoir,
     g.Enumerate: _enumerate,
     g.Zip: _zip,
     g.Concatenate: _concatenate,
-    g.SampleFromDatasets: _sample,
+    g.SampleFromDatasets: _mixed,
+    g.ChooseFromDatasets: _mixed,
 }

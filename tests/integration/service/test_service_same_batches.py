@@ -134,6 +134,32 @@ COMBINED = {
     "skip, shard": lambda data: sources(data)["map_style"].skip(7).shard(3, 1).map(lambda e: e["square"]).batch(8),
     "enumerate": lambda data: sources(data)["files"].shuffle(1000, seed=6).enumerate(5).batch(8),
     "mixture": mixed,
+    "mixture that begins again": lambda data: mr.Dataset.sample_from_datasets(
+        [sources(data)["files"].map(augment), sources(data)["parquet"].take(30).shuffle(30).map(augment)],
+        cycle=True,
+        seed=3,
+    ).batch(16),
+    "mixture with weights that change": lambda data: (
+        mr.Dataset.sample_from_datasets(
+            [mr.Dataset.range(100).map(lambda n: {"number": n}).repeat(), sources(data)["files"].repeat()],
+            {0: [0.9, 0.1], 1: [0.1, 0.9]},
+            seed=3,
+        )
+        .take(200)
+        .batch(16)
+    ),
+    "resampled": lambda data: (
+        sources(data)["files"]
+        .rejection_resample(lambda element: int(keep(element)), [0.5, 0.5], [1 / 3, 2 / 3])
+        .map(lambda pair, rng: augment(pair[1], rng))
+        .shuffle(20)
+    ),
+    "reservoir": lambda data: sources(data)["parquet"].reservoir(70, seed=3).map(augment).batch(16),
+    "choices": lambda data: mr.Dataset.choose_from_datasets(
+        [sources(data)["tfrecords"].shuffle(30).map(augment), mr.Dataset.range(70).map(lambda n: {"number": n})],
+        [0, 0, 1],
+        stop_on_empty_dataset=False,
+    ).shuffle(50),
     "flat_map": lambda data: mr.Dataset.range(50).flat_map(mr.Dataset.range).shuffle(20, seed=7).batch(9),
     "interleave": lambda data: (
         mr.Dataset.from_list(data.paths("tfrecord"))

@@ -340,6 +340,15 @@ def _sample(draw: Any, runs: Any, case: Case, first: int) -> Case:
     return replace(new, elements=None, lost=None, count=None) if stop else new
 
 
+def _choose(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    other = pipeline(draw, runs, first + 100_000, 2, kind="int")
+    choices = draw(st.sampled_from([[0, 1], [1, 0, 0], Dataset.range(2).repeat(), Dataset.range(2).map(int).repeat()]))
+    stop = draw(st.booleans())
+    dataset = Dataset.choose_from_datasets([case.dataset, other.dataset], choices, stop)
+    new = _together(case, other, dataset, ordered=False)
+    return replace(new, elements=None, lost=None, count=None) if stop else new
+
+
 def _zip(draw: Any, runs: Any, case: Case, first: int) -> Case:
     other = pipeline(draw, runs, first + 100_000, 2, kind="int")
     dataset = Dataset.zip(case.dataset, other.dataset)
@@ -372,6 +381,7 @@ OPERATORS = {
     "concatenate": _concatenate,
     "both": _both,
     "sample": _sample,
+    "choose": _choose,
     "zip": _zip,
 }
 

@@ -38,6 +38,26 @@ def double(number):
             mr.Dataset.sample_from_datasets([TEN, TEN], [1, 2], seed=3),
             "Dataset.sample_from_datasets([Dataset.range(10), Dataset.range(10)], [1.0, 2.0], seed=3)",
         ),
+        (
+            mr.Dataset.sample_from_datasets([TEN, TEN.repeat()], cycle=True),
+            "Dataset.sample_from_datasets([Dataset.range(10), Dataset.range(10).repeat()], [1.0, 1.0], cycle=True)",
+        ),
+        (
+            mr.Dataset.sample_from_datasets([TEN], {1: [1], 0: [2]}, weights_by="element"),
+            "Dataset.sample_from_datasets([Dataset.range(10)], {0: [2.0], 1: [1.0]}, weights_by='element')",
+        ),
+        (
+            mr.Dataset.choose_from_datasets([TEN, TEN], [0, 1], cycle=True),
+            "Dataset.choose_from_datasets([Dataset.range(10), Dataset.range(10)], [0, 1], cycle=True)",
+        ),
+        (
+            mr.Dataset.choose_from_datasets([TEN, TEN], mr.Dataset.range(2).repeat(3)),
+            "Dataset.choose_from_datasets([Dataset.range(10), Dataset.range(10)], Dataset.from_list([0, 1]).repeat(3))",
+        ),
+        (
+            mr.Dataset.choose_from_datasets([TEN], mr.Dataset.range(1).map(double)),
+            "Dataset.choose_from_datasets([Dataset.range(10)], Dataset.range(1).map(double))",
+        ),
     ],
 )
 def test_a_dataset_is_shown_as_it_was_written(dataset: mr.Dataset, shown: str):

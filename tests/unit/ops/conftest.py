@@ -33,9 +33,10 @@ class FakeContext:
         leftovers: Iterable[Any] = (),
         leaves: bool = False,
         seed: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.label = str(node)
-        self.budget = budget
+        self.budget, self.epoch = budget, epoch
         self.left: list[Any] = []
         self.left_out = 0
         self.offered = False
@@ -98,6 +99,12 @@ class FakeContext:
 
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self._seed)
+
+    def uniforms(self, chunk: Chunk, seed: int | None) -> np.ndarray:
+        positions = np.asarray(chunk.positions)
+        drawn: np.ndarray = np.random.default_rng(seed or self._seed).random(int(positions.max()) + 1)
+        chosen: np.ndarray = drawn[positions]
+        return chosen
 
     def chunk_size(self) -> int:
         return self._chunk_size

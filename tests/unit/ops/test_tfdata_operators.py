@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dataset import Dataset
 from millrace.errors import PipelineError
 from millrace.graph import nodes
 
@@ -246,6 +247,27 @@ def test_sample_from_datasets_ends_where_tf_data_does(driver, stop):
     }
     assert ours == theirs
     assert len(ours) == (4 if stop else 1)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.data())
+@settings(max_examples=20)
+def test_choose_from_datasets(driver, stop, lengths, data):
+    choices = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=15))
+    inputs = [list(range(10 * number, 10 * number + length)) for number, length in enumerate(lengths)]
+    theirs = by_tf(
+        tf.data.Dataset.choose_from_datasets(
+            [tf.data.Dataset.from_tensor_slices(np.array(values, np.int64)) for values in inputs],
+            tf.data.Dataset.from_tensor_slices(np.array(choices, np.int64)),
+            stop_on_empty_dataset=stop,
+        )
+    )
+    read = nodes.ChooseFromDatasets(
+        inputs=(nodes.Range(start=0, stop=1),) * (len(lengths) + 1), stop_on_empty_dataset=stop
+    )
+    assert by_us(driver, read, *inputs, choices) == theirs
+    ours = Dataset.choose_from_datasets([Dataset.from_list(each) for each in inputs], Dataset.from_list(choices), stop)
+    assert list(ours) == theirs
 
 
 def test_a_shuffle_of_one_changes_nothing_and_a_larger_one_loses_nothing(driver):

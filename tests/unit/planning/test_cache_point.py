@@ -125,6 +125,10 @@ ALIKE: dict[str, tuple[g.Node, g.Node]] = {
         g.SampleFromDatasets(inputs=(PLAIN, files()), weights=(1.0, 2.0), seed=1),
         g.SampleFromDatasets(inputs=(PLAIN, files()), weights=(1.0, 1.0), seed=2, stop_on_empty_dataset=True),
     ),
+    "choices": (
+        g.ChooseFromDatasets(inputs=(PLAIN, files()), choices=(0, 1)),
+        g.ChooseFromDatasets(inputs=(PLAIN, files()), choices=(1, 0, 0), times=3, stop_on_empty_dataset=False),
+    ),
     "a function that has a key": (
         pipeline(mapped(g.Opaque("before", "f", "a.py:1", key="v1"))),
         pipeline(mapped(g.Opaque("after", "f", "b.py:2", key="v1"))),

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.planning.mixture import BLOCK, ENDLESS, Mixture, seed_from, uniforms
+from millrace.planning.mixture import BLOCK, ENDLESS, Mixture, choose, seed_from, uniforms
 
 
 def everything(mixture):
@@ -34,6 +34,85 @@ def test_a_mixture_that_stops_is_the_beginning_of_one_that_goes_on(pairs, seed):
     assert np.array_equal(index, longer_index[: stops.total])
     used = np.bincount(which, minlength=len(counts))
     assert any(used[i] == counts[i] for i, weight in enumerate(weights) if weight)
+
+
+@settings(max_examples=25)
+@given(inputs, st.integers(0, 99))
+def test_inputs_that_begin_again_are_taken_until_all_have_ended(pairs, seed):
+    passes, weights = zip(*pairs, strict=True)
+    counts = [ENDLESS if count else 0 for count in passes]
+    mixture = Mixture(seed, weights, counts, passes=passes)
+    which, index = everything(mixture)
+    drawn = [number for number, weight in enumerate(weights) if weight]
+    used = np.bincount(which, minlength=len(passes))
+    assert all(used[number] >= passes[number] for number in drawn)
+    for number in drawn:
+        assert index[which == number].tolist() == list(range(used[number]))
+    whole = [number for number in drawn if passes[number]]
+    # The draw that ends it finds the last one at the end of its first pass, and there are no further draws.
+    assert not whole or any(used[number] == passes[number] for number in drawn)
+    if whole == drawn:
+        longer = Mixture(seed, weights, counts).resolve(np.arange(mixture.total))
+        assert [each.tolist() for each in longer] == [which.tolist(), index.tolist()]
+
+
+def one_by_one(seed, phases, counts, ending, passes, most):
+    """The same draw by draw: up to ``most`` elements as (input, position in it)."""
+    used, alive = [0] * len(counts), {number for _, weights in phases for number, each in enumerate(weights) if each}
+    ended: set[int] = set()
+    found: list[tuple[int, int]] = []
+    for draw in uniforms(seed, 0).tolist():
+        phase = max(at for at, (begin, _) in enumerate(phases) if begin <= len(found))
+        alive = {number for number in alive if any(weights[number] for _, weights in phases[phase:])}
+        while alive and not any(phases[phase][1][number] for number in alive):
+            phase += 1
+        if not alive or (ending == "cycle" and alive <= ended) or len(found) == most:
+            break
+        left = np.array([number in alive for number in range(len(counts))])
+        number = int(choose(np.array([draw]), np.array(phases[phase][1], float), left)[0])
+        if ending == "cycle" and used[number] >= passes[number]:
+            ended.add(number)
+            if alive <= ended:
+                break
+        if used[number] >= counts[number]:
+            alive.discard(number)
+            if ending == "stop":
+                break
+            continue
+        found.append((number, used[number]))
+        used[number] += 1
+    return found
+
+
+@settings(max_examples=50)
+@given(inputs, st.data(), st.sampled_from(["stop", "go on", "cycle"]), st.integers(0, 99))
+def test_weights_that_change_with_the_number_of_elements(pairs, data, ending, seed):
+    passes, weights = zip(*pairs, strict=True)
+    others = st.lists(st.sampled_from([0.0, 0.1, 9.0]), min_size=len(pairs), max_size=len(pairs)).filter(any)
+    begins = sorted(data.draw(st.sets(st.integers(1, 120), max_size=3)))
+    changes = [(begin, tuple(data.draw(others))) for begin in begins]
+    counts = [ENDLESS if count else 0 for count in passes] if ending == "cycle" else list(passes)
+    if data.draw(st.booleans()):
+        counts[0] = ENDLESS
+    mixture = Mixture(seed, weights, counts, ending == "stop", passes if ending == "cycle" else None, changes)
+    expected = one_by_one(seed, [(0, weights), *changes], counts, ending, passes, 500)
+    assert min(mixture.total, 500) == len(expected)
+    which, index = mixture.resolve(np.arange(len(expected)))
+    assert list(zip(which.tolist(), index.tolist(), strict=True)) == expected
+
+
+def test_weights_change_within_a_block_and_behind_it():
+    counts = [10**6, 10**6]
+    mixture = Mixture(1, [1, 0], counts, changes=[(1000, [1, 3]), (3 * BLOCK, [0, 1])])
+    which, _ = mixture.resolve(np.arange(4 * BLOCK))
+    assert not which[:1000].any()
+    assert which[1000 : 3 * BLOCK].mean() == pytest.approx(0.75, abs=0.01)
+    assert which[3 * BLOCK :].all()
+
+
+def test_one_that_begins_again_beside_one_without_end_never_ends():
+    assert Mixture(0, [1, 1], [ENDLESS, ENDLESS], passes=[3, ENDLESS]).total == ENDLESS
+    assert Mixture(0, [1, 0], [ENDLESS, ENDLESS], passes=[3, ENDLESS]).total == 3
 
 
 @given(st.lists(st.integers(0, 299_999), max_size=50))

@@ -10,6 +10,7 @@ import pytest
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
+from millrace.planning.unit_boundaries import boundaries, fences
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
 FN = g.Opaque(None, "fn")
@@ -91,6 +92,8 @@ def test_counts_and_yields(operators, count, yields, cheap):
         ((g.Enumerate, {}), "enumerate()"),
         ((g.Zip, {}), "zip()"),
         ((g.SampleFromDatasets, {"weights": (1.0,)}), "sample_from_datasets()"),
+        ((g.ChooseFromDatasets, {"choices": (0,)}), "choose_from_datasets()"),
+        ((g.ChooseFromDatasets, {}), "choose_from_datasets() chooses by the elements of a dataset"),
     ],
 )
 def test_positions_are_needed(above, said):
@@ -146,14 +149,14 @@ def test_sources():
 )
 def test_boundaries_are_where_files_are(table, operators, edges):
     units = analysed(table, *operators)
-    found = units.boundaries(len(units.graph.nodes) - 1)
+    found = boundaries(units, len(units.graph.nodes) - 1)
     assert found.dtype == np.int64
     assert found.tolist() == edges
 
 
 def test_boundaries_of_long_repeats_stay_few_and_whole():
     units = analysed(COUNTED, (g.Repeat, {"count": 10**6}))
-    found = units.boundaries(1)
+    found = boundaries(units, 1)
     assert len(found) < 100_000
     assert found[[0, -1]].tolist() == [0, 10**7]
     assert (found % 10 == 0).all()
@@ -165,7 +168,7 @@ def test_parts_of_a_concatenation():
     units = UnitMap(Graph(root), {0: COUNTED, 1: TEN, 3: TEN})
     assert units.of(4).count == INFINITE
     both = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: COUNTED, 1: COUNTED})
-    assert both.boundaries(2).tolist() == [0, 4, 10, 14, 20]
+    assert boundaries(both, 2).tolist() == [0, 4, 10, 14, 20]
     assert both.length() == 20
     empty = positions_table(0)
     nothing = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: empty, 1: empty})
@@ -180,9 +183,9 @@ def test_fences():
     root = g.Repeat(inputs=(g.Map(inputs=(g.Concatenate(inputs=(leaf(), inner)),), fn=FN),), count=2)
     graph = Graph(root)
     units = UnitMap(graph, {number: TEN for number, _ in graph.sources()})
-    assert units.fences(graph.id_of(root)).tolist() == [0, 10, 20]
+    assert fences(units, graph.id_of(root)).tolist() == [0, 10, 20]
     assert units.of(graph.id_of(root)).period == 30
-    assert units.fences(0).tolist() == [0]
+    assert fences(units, 0).tolist() == [0]
 
 
 def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_parts_begin():
@@ -192,7 +195,7 @@ def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_part
         root = g.Shuffle(inputs=(root,), buffer_size=5)
     graph = Graph(root)
     units = UnitMap(graph, {number: TEN if number else COUNTED for number, _ in graph.sources()})
-    bounds = set(units.boundaries(graph.id_of(root)).tolist())
+    bounds = set(boundaries(units, graph.id_of(root)).tolist())
     assert {0, 10, 20, 30, 40, 50, 60} <= bounds
 
 

@@ -10,6 +10,7 @@ that left it something.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -23,6 +24,7 @@ from millrace.engine.run import index_streams
 from millrace.engine.run.fused import run_fused
 from millrace.engine.run.index_streams import Array, Feed, Route
 from millrace.engine.run.reading import read_positions, read_splits, read_whole_splits
+from millrace.engine.run.refills import Refills
 from millrace.engine.run.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
@@ -95,6 +97,10 @@ class Lowering:
         elif isinstance(node, (g.Cache, g.Autocache)):
             lowering, inner = self._below_point(number, repetition)
             chunks = lowering.stream(below[0], inner)
+        elif isinstance(node, g.MIXING) and node.cycle:
+            inputs = [self._passes(child, repetition) for child in below[: len(node.datasets)]]
+            chosen = [self.stream(child, repetition) for child in below[len(inputs) :]]
+            chunks = self._operator(number, node, inputs + chosen, repetition)
         else:
             chunks = self._operator(number, node, [self.stream(child, repetition) for child in below], repetition)
         return self.task.measured(number, chunks)
@@ -172,6 +178,13 @@ class Lowering:
         return index_streams.positioned(
             self._input(node, map(order.at, theirs), repetition), ours, Origin(number, 0, repetition)
         )
+
+    def _reservoir(self, number: int, node: g.Reservoir, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        context, order = NodeContext(self.task, number, repetition), self.task.orders.of(number, repetition)
+        read = functools.partial(self.units, child, repetition=repetition)
+        refills = Refills(order.at, read, node.size, context.budget, self.map.of(child).bytes)
+        return refills.chunks(feed, Origin(number, 0, repetition), context.chunk_size)
 
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
         """Interleave several stretches of the child's units, a block of elements from each in turn."""
@@ -257,14 +270,15 @@ class Lowering:
         zipped = self._operator(number, node, inputs, repetition)
         return index_streams.positioned(zipped, ours, Origin(number, 0, repetition))
 
-    def _sample(self, number: int, node: g.SampleFromDatasets, feed: Feed, repetition: int) -> Chunks:
+    def _mixed(self, number: int, node: g.Node, feed: Feed, repetition: int) -> Chunks:
         children = [self.graph.id_of(child) for child in node.inputs]
 
         def part(which: int, units: Feed) -> Chunks:
             return self.units(children[which], units, repetition)
 
         ours, theirs = index_streams.tee(feed, 2)
-        deal = _Deal(number, self.map.mixtures[number].resolve, part, self._counts(children))
+        sequence = self.map.mixtures[number].of_epoch(self.task.epoch)
+        deal = _Deal(number, sequence.resolve, part, self._counts(children))
         return index_streams.positioned(self._merged(deal, theirs), ours, Origin(number, 0, repetition))
 
     def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:
@@ -319,7 +333,7 @@ class Lowering:
     def _below_samples(self) -> set[int]:
         """Nodes of which a unit may be asked for more than once."""
         graph = self.map.graph
-        samples = [node for node in graph.nodes if isinstance(node, g.Sample)]
+        samples = [node for node in graph.nodes if isinstance(node, (g.Sample, g.Reservoir))]
         return {graph.id_of(below) for node in samples for below in Graph(node).nodes if below is not node}
 
     def _counts(self, children: list[int]) -> Callable[[int], int]:
@@ -373,6 +387,13 @@ class Lowering:
                 if failure is not None:
                     raise failure
 
+    def _passes(self, number: int, repetition: int) -> Chunks:
+        """Yield all passes of the endless ``repeat`` ``number``, and behind each an empty chunk."""
+        (child,) = self.graph.nodes[number].inputs
+        for turn in itertools.count():
+            yield from self.stream(self.graph.id_of(child), repetition_of(repetition, turn))
+            yield Chunk([], Origin(number, 0), range(0))
+
     def _repeat_stream(self, node: g.Repeat, child: int, repetition: int) -> Chunks:
         turn = 0
         while node.count is None or turn < node.count:
@@ -394,10 +415,12 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Enumerate: Lowering._enumerate,  # noqa: SLF001
     g.Shuffle: Lowering._shuffle,  # noqa: SLF001
     g.Sample: Lowering._drawn,  # noqa: SLF001
+    g.Reservoir: Lowering._reservoir,  # noqa: SLF001
     g.Batch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
     g.Zip: Lowering._zip,  # noqa: SLF001
-    g.SampleFromDatasets: Lowering._sample,  # noqa: SLF001
+    g.SampleFromDatasets: Lowering._mixed,  # noqa: SLF001
+    g.ChooseFromDatasets: Lowering._mixed,  # noqa: SLF001
     g.Concatenate: Lowering._concatenate,  # noqa: SLF001
     g.Repeat: Lowering._repeat,  # noqa: SLF001
     g.Cache: Lowering._point,  # noqa: SLF001

@@ -24,14 +24,14 @@ from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.engine.user_code.crash_probe import CrashProbe, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, SampleFromDatasets, Shuffle
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, Reservoir, SampleFromDatasets, Shuffle
 from millrace.graph.notation import graph_of
 from millrace.graph.operator_graph import Graph
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
-from millrace.planning.random_keys import derive
+from millrace.planning.random_keys import derive, mix_array
 from millrace.planning.units import UnitMap
 from millrace.sources.read_queues import Feed as Entries
 from millrace.sources.reads import AnnouncedReads, Reads
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_BUFFER_BYTES = 256 << 20
+_WINDOWS = (Shuffle, Reservoir)
+"""Operators that hold many elements, and have a share of the memory of their own for these."""
 
 
 class Budget:
@@ -58,7 +60,7 @@ class Budget:
 
     def __init__(self, graph: Graph, *, ahead: bool = False) -> None:
         self.all = graph.options().buffer_bytes or DEFAULT_BUFFER_BYTES
-        windows = sum(isinstance(node, Shuffle) for node in graph.nodes)
+        windows = sum(isinstance(node, _WINDOWS) for node in graph.nodes)
         windowed = self.all // 2 if windows else 0
         self.window = windowed // max(1, windows)
         self.each = (self.all - windowed) // max(1, len(graph.nodes) - windows + ahead)
@@ -223,9 +225,14 @@ class NodeContext(Context):
         return self._label
 
     @property
+    def epoch(self) -> int:
+        """Number of the epoch that the task is of."""
+        return self._task.epoch
+
+    @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
-        return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
+        return self._task.window_budget if isinstance(self._node, _WINDOWS) else self._task.budget
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
         """Call the user's ``function`` on each element."""
@@ -303,6 +310,12 @@ class NodeContext(Context):
         else:
             key = derive(task.seed, self._key, task.epoch, self._repetition)
         return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
+
+    def uniforms(self, chunk: Chunk, seed: int | None) -> npt.NDArray[np.float64]:
+        """Draw a number in [0, 1) for each element."""
+        key = self._task.calls.key(self._number, chunk.origin, seed)
+        words = mix_array(np.asarray(chunk.positions, np.int64).astype(np.uint64) ^ np.uint64(derive(key, 1)))
+        return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
     def chunk_size(self) -> int:
         """Choose the size in elements of the next chunk."""

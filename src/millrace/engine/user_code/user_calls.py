@@ -138,10 +138,11 @@ class Calls:
             raise failure
         raise failure from error
 
-    def key(self, node: int, origin: Origin) -> int:
-        """Key of the random numbers of a node over elements of one origin."""
+    def key(self, node: int, origin: Origin, seed: int | None = None) -> int:
+        """Key of the random numbers of a node over elements of one origin; ``seed`` in place of the job's."""
         begun = self._keys[origin.node] if origin.node >= 0 else -1 - self._keys[-1 - origin.node]
-        return derive(self._seed, self._epoch, self._keys[node], begun, origin.split, origin.repetition)
+        chosen = self._seed if seed is None else seed
+        return derive(chosen, self._epoch, self._keys[node], begun, origin.split, origin.repetition)
 
     @property
     def raises(self) -> bool:

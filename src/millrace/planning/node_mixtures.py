@@ -1,0 +1,90 @@
+"""Mixtures of nodes: the sequence in which a node that mixes inputs takes their elements, in each epoch."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import PipelineError
+from millrace.graph import nodes as g
+from millrace.planning.choice_pattern import ChoicePattern
+from millrace.planning.mixture import Mixture
+
+Positions = npt.NDArray[np.int64]
+
+
+class InputSequence(Protocol):
+    """Sequence of elements of several inputs, each of these in its own order.
+
+    Attributes:
+        total: its number of elements; :data:`millrace.planning.mixture.ENDLESS` if it never ends.
+    """
+
+    total: int
+
+    def resolve(self, positions: npt.ArrayLike) -> tuple[Positions, Positions]:
+        """Find for each of ``positions`` the input's number and the position within that input."""
+        ...
+
+
+class NodeMixture:
+    """Mixture of the inputs of a node, in any epoch.
+
+    Args:
+        node: that mixes its inputs; what is chosen is known without reading.
+        seed: of random choices.
+        counts: number of elements of each input.
+        passes: of inputs that begin again, the number of elements of one pass of each; else None.
+
+    Attributes:
+        shares: of the elements, by input; about, and not all of them 0.
+        total: number of elements in each epoch.
+    """
+
+    def __init__(
+        self,
+        node: g.SampleFromDatasets | g.ChooseFromDatasets,
+        seed: int,
+        counts: Sequence[int],
+        passes: Sequence[int] | None,
+    ) -> None:
+        self.shares: list[float]
+        self._sequences: dict[int, InputSequence]
+        if isinstance(node, g.SampleFromDatasets):
+            self.shares = [float(share) for share in np.mean([_shares(weights) for _, weights in node.phases], axis=0)]
+            begins = [begin for begin, _ in node.phases] if node.weights_by == "epoch" else [0]
+            self._sequences = {begin: _mixture(node, begin, seed, counts, passes) for begin in begins}
+        else:
+            assert node.choices is not None, "it takes reading to know the choices"
+            share = 1 / max(1, len(node.choices))
+            self.shares = [share * node.choices.count(number) for number in range(len(counts))]
+            pattern = ChoicePattern(node.choices, node.times, counts, node.stop_on_empty_dataset, passes)
+            self._sequences = {0: pattern}
+        self._begins = sorted(self._sequences)
+        self.total = self._sequences[0].total
+        for epoch, sequence in self._sequences.items():
+            if sequence.total != self.total:
+                raise PipelineError(
+                    f"{node} has {self.total} elements in epoch 0, and {sequence.total} by the weights from epoch"
+                    f" {epoch} on, but all epochs must have equally many: end it with take(n), of datasets that"
+                    " repeat() without end, or let all weights draw the same datasets until all have ended"
+                )
+
+    def of_epoch(self, epoch: int) -> InputSequence:
+        """Sequence in which an epoch has the elements of the inputs."""
+        return self._sequences[self._begins[bisect.bisect_right(self._begins, epoch) - 1]]
+
+
+def _mixture(
+    node: g.SampleFromDatasets, epoch: int, seed: int, counts: Sequence[int], passes: Sequence[int] | None
+) -> Mixture:
+    (_, first), *changes = node.weights_of(epoch)
+    return Mixture(seed, first, counts, node.stop_on_empty_dataset, passes, changes)
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
