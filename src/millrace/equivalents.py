@@ -23,7 +23,6 @@ OPERATORS = {
     "collate": "batch(n), which stacks leaf by leaf, or batch(n).map(collate)",
     "counter": "Dataset.range(n), or Dataset.range(n).repeat()",
     "dense_to_ragged_batch": "padded_batch(n)",
-    "element_spec": "next(iter(ds)): elements may differ from one another, so that there is no one specification",
     "from_dict": "Dataset.from_arrays(columns), in which each column is an array",
     "from_generator": (
         "Dataset.from_map_style(...) of an object with len() and [i], which many workers can share; or, for a "
@@ -51,18 +50,13 @@ OPERATORS = {
     "random_shuffle": "shuffle(buffer_size, seed=...)",
     "read_images": "Dataset.from_files(pattern).map(decode)",
     "read_parquet": "Dataset.from_parquet(pattern)",
-    "reduce": "a loop over the dataset, or functools.reduce(function, ds)",
     "rejection_resample": "filter(predicate): a map before it may draw with its parameter rng",
     "save": "cache(path)",
-    "scan": "a loop over the dataset: an operator's elements do not depend on those before them",
     "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
     "set_epoch": "iter(ds), which is the next epoch each time, shuffled anew",
     "snapshot": "cache(path)",
     "sparse_batch": "padded_batch(n)",
-    "take_while": "a loop over the dataset with break, or filter(predicate)",
     "train_test_split": "take(n) for the one part and skip(n) for the other",
-    "unique": "a loop over the dataset with a set of what was seen",
-    "window": "batch(n), or group_by_window(...) for windows of one key",
 }
 """What stands here for an operator or a source of another library."""
 

@@ -50,6 +50,30 @@ class Operators(NamesEquivalents):
         """Elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
         return self._then(g.Filter, fn=validation.function("filter", predicate, key=key))
 
+    def take_while(self, predicate: UserFunction, *, key: str = "") -> Self:
+        """Elements up to the first for which ``predicate(element)`` is False; ``key`` as for :meth:`map`.
+
+        The pipeline runs as one task, in order.
+        """
+        return self._then(g.TakeWhile, fn=validation.function("take_while", predicate, key=key))
+
+    def scan(self, initial_state: Any, scan_func: UserFunction, *, key: str = "") -> Self:
+        """One output for each element: ``scan_func(state, element)`` returns the next state and the output.
+
+        The pipeline runs as one task, in order.
+
+        Args:
+            initial_state: the first state, in each epoch anew.
+            scan_func: a function of the state and the element.
+            key: as for :meth:`map`.
+        """
+        function = validation.function("scan", scan_func, ("state", "element"), key)
+        return self._then(g.Scan, initial_state=initial_state, fn=function)
+
+    def unique(self) -> Self:
+        """Elements that are not equal to an earlier one. The pipeline runs as one task, in order."""
+        return self._then(g.Unique)
+
     def flat_map(self, map_func: UserFunction, *, key: str = "") -> Self:
         """All elements of ``map_func(element)``, a Dataset or iterable, one after the other; ``key`` as for ``map``."""
         return self._then(g.FlatMap, fn=validation.function("flat_map", map_func, key=key))
@@ -212,6 +236,24 @@ class Operators(NamesEquivalents):
             padding_values=padding_values,
         )
 
+    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
+        """Windows of ``size`` elements, each a list, which overlap where ``shift`` is less than they span.
+
+        Args:
+            size: elements of a window; the last ones may have fewer.
+            shift: elements from the beginning of a window to that of the next; None: ``size``.
+            stride: elements from one of a window to its next.
+            drop_remainder: leave out windows with fewer elements.
+        """
+        length = validation.positive("window", "size", size)
+        return self._then(
+            g.SlidingWindow,
+            size=length,
+            shift=length if shift is None else validation.positive("window", "shift", shift),
+            stride=validation.positive("window", "stride", stride),
+            drop_remainder=bool(drop_remainder),
+        )
+
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Batches cut anew to ``batch_size`` rows."""
         size = validation.positive("rebatch", "batch_size", batch_size)
@@ -237,6 +279,15 @@ class Operators(NamesEquivalents):
         """Every ``num_shards``-th element, from number ``index`` on."""
         shards = validation.positive("shard", "num_shards", num_shards)
         return self._then(g.Shard, num_shards=shards, index=validation.index("shard", "index", index, shards))
+
+    def assert_cardinality(self, expected_cardinality: int) -> Self:
+        """All elements as they are, of which there must be so many; that is what ``len()`` says then.
+
+        Raises:
+            PipelineError: while it is read; there are more, or fewer.
+        """
+        label = "assert_cardinality"
+        return self._then(g.AssertCardinality, count=whole(label, "expected_cardinality", expected_cardinality, 0))
 
     def enumerate(self, start: int = 0) -> Self:
         """``(start + i, element)``."""

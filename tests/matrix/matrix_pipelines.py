@@ -48,6 +48,14 @@ def window(key: int, elements: Dataset) -> Dataset:
     return elements.batch(20)
 
 
+def low(pair: tuple[int, int]) -> bool:
+    return pair[0] < 390
+
+
+def add(state: int, number: int) -> tuple[int, int]:
+    return state + number, state
+
+
 def fails(number: int) -> int:
     if number % 5 == 0:
         raise ValueError(number)
@@ -86,6 +94,9 @@ OPERATORS = {
     "from_map_style": lambda root: Dataset.from_map_style(MapStyle()).batch(20),
     "map": lambda root: numbers().map(random).batch(20),
     "filter": lambda root: numbers(600).filter(kept).batch(20),
+    "take_while": lambda root: numbers().enumerate().take_while(low).batch(20),
+    "scan": lambda root: numbers().shuffle(400).scan(0, add).map(random).batch(20),
+    "unique": lambda root: numbers(200).repeat(2).unique().map(random).batch(10),
     "flat_map": lambda root: numbers().flat_map(some).batch(20),
     "interleave": lambda root: numbers(270).interleave(part, cycle_length=3, block_length=2).batch(20),
     "shuffle": lambda root: numbers().shuffle(400).map(random).batch(20),
@@ -103,6 +114,8 @@ OPERATORS = {
     ),
     "group_by_window": lambda root: numbers().group_by_window(key, window, window_size=20),
     "pack": lambda root: numbers().map(ragged).pack(60, window=4),
+    "window": lambda root: numbers(60).map(random).window(5, shift=3),
+    "window of what is filtered": lambda root: numbers(90).filter(kept).window(5, shift=3),
     "rebatch": lambda root: numbers(600).filter(kept).batch(8).rebatch(20),
     "unbatch": lambda root: numbers(40).batch(8).unbatch().map(random).batch(2),
     "repeat": lambda root: numbers(200).shuffle(200).repeat(2).batch(20),
@@ -113,6 +126,7 @@ OPERATORS = {
     "zip": lambda root: Dataset.zip(numbers(), numbers().map(random)).batch(20),
     "concatenate": lambda root: numbers(200).concatenate(numbers(300).filter(kept)).batch(20),
     "sample_from_datasets": lambda root: Dataset.sample_from_datasets([numbers(200), numbers(200)], seed=3).batch(20),
+    "assert_cardinality": lambda root: numbers(600).filter(kept).assert_cardinality(400).batch(20),
     "enumerate": lambda root: numbers().enumerate().batch(20),
     "prefetch": lambda root: numbers(600).filter(kept).batch(20).prefetch(2),
     "cache": lambda root: numbers().cache().batch(20),

@@ -32,12 +32,13 @@ SOURCES = [
     "range",
 ]
 OPERATORS = [
-    *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
+    *("assert_cardinality", "autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
     *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
-    *("prefetch", "rebatch", "repeat", "sample", "sample_from_datasets", "shard", "shuffle"),
-    *("skip", "take", "unbatch", "with_options", "zip"),
+    *("prefetch", "rebatch", "repeat", "sample", "sample_from_datasets", "scan", "shard", "shuffle"),
+    *("skip", "take", "take_while", "unbatch", "unique", "window", "with_options", "zip"),
 ]
 BEHIND = sorted({*OPERATORS} - {"concatenate", "sample", "sample_from_datasets", "zip"})
+READ_HERE = ["element_spec", "peek", "reduce"]
 TEN = mr.Dataset.range(10).batch(2)
 
 
@@ -62,8 +63,14 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
 @pytest.mark.parametrize(
     ("shown", "names"),
     [
-        (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek", "suggest_buckets"]),
-        (distributed(), [*STATES, *VIEWS, *BEHIND, "close", "distribute", "epochs", "peek", "status"]),
+        (
+            TEN,
+            [*STATES, *VIEWS, *SOURCES, *OPERATORS, *READ_HERE, "distribute", "suggest_buckets"],
+        ),
+        (
+            distributed(),
+            [*STATES, *VIEWS, *BEHIND, *READ_HERE, "close", "distribute", "epochs", "status"],
+        ),
         (TEN.numpy(), STATES),
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),

@@ -172,6 +172,23 @@ class Filter(Node, op="filter"):
     fn: Opaque
 
 
+class TakeWhile(Node, op="take_while"):
+    """Elements up to the first for which ``fn`` is false."""
+
+    fn: Opaque
+
+
+class Scan(Node, op="scan"):
+    """Outputs of ``fn(state, element)``, which gives the next state and an output, from ``initial_state`` on."""
+
+    initial_state: Any
+    fn: Opaque
+
+
+class Unique(Node, op="unique"):
+    """Elements that are not equal to an earlier one."""
+
+
 class FlatMap(Node, op="flat_map"):
     """All elements of ``fn(element)``, a dataset or an iterable, one input after the other."""
 
@@ -339,6 +356,20 @@ class Pack(Node, op="pack"):
     padding_values: Any = None
 
 
+class SlidingWindow(Node, op="window"):
+    """Lists of ``size`` elements, ``stride`` apart, that begin ``shift`` elements apart."""
+
+    size: int
+    shift: int
+    stride: int = 1
+    drop_remainder: bool = False
+
+    @property
+    def span(self) -> int:
+        """Number of elements from the first of a window to its last, both included."""
+        return (self.size - 1) * self.stride + 1
+
+
 class Rebatch(Node, op="rebatch"):
     """Batches cut anew to ``batch_size`` rows."""
 
@@ -372,6 +403,12 @@ class Shard(Node, op="shard"):
 
     num_shards: int
     index: int
+
+
+class AssertCardinality(Node, op="assert_cardinality"):
+    """Elements as they are; other than ``count`` of them are an error."""
+
+    count: int
 
 
 class Enumerate(Node, op="enumerate"):

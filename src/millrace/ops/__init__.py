@@ -17,12 +17,14 @@ from millrace.ops import (
     filter,  # noqa: A004 - named after the operator
     group_by_window,
     identity,
+    in_sequence,
     interleave,
     map,  # noqa: A004 - named after the operator
     positional,
     rebatch,
     sequence_packing,
     shuffle,
+    window,
 )
 from millrace.ops.operator import Context
 
@@ -31,6 +33,10 @@ Operator = Callable[[Any, list[Iterator[Chunk]], Context], Iterator[Chunk]]
 OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Map: map.run,
     nodes.Filter: filter.run,
+    nodes.TakeWhile: in_sequence.run_take_while,
+    nodes.Scan: in_sequence.run_scan,
+    nodes.Unique: in_sequence.run_unique,
+    nodes.AssertCardinality: in_sequence.run_assert_cardinality,
     nodes.FlatMap: interleave.run_flat_map,
     nodes.Interleave: interleave.run_interleave,
     nodes.Unbatch: rebatch.run_unbatch,
@@ -44,6 +50,7 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.BucketBySequenceLength: bucket.run,
     nodes.GroupByWindow: group_by_window.run,
     nodes.Pack: sequence_packing.run,
+    nodes.SlidingWindow: window.run,
     nodes.Rebatch: rebatch.run_rebatch,
     nodes.Take: positional.run_take,
     nodes.Skip: positional.run_skip,

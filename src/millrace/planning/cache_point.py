@@ -79,7 +79,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
 _EVERYWHERE = {"num_parallel_calls", "deterministic", "arrays", "digest"}
 """Parameters that change no output, or for which others stand: for arrays the hash of their contents."""
 
-_BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
+_BY_NUMBER = (g.Batch, g.PaddedBatch, g.SlidingWindow, g.Zip, g.Enumerate)
 """Operators that join elements with those beside them, or with their number."""
 
 

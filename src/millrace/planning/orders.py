@@ -18,6 +18,7 @@ from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
 from millrace.planning.sampler_orders import Draw
 from millrace.planning.shard_chunks import shard_chunks
+from millrace.planning.unit_boundaries import boundaries, fences
 from millrace.planning.units import INFINITE, Positions, UnitMap
 
 _ROUNDS = 6
@@ -227,11 +228,11 @@ class EpochOrders:
             return ChunkedPermutation(below.count, key, self.chunks) if in_chunks else FullPermutation(below.count, key)
         if below.count >= INFINITE:
             return BlockOrder(np.array([0, INFINITE]), key)
-        bounds = units.boundaries(child)
+        bounds = boundaries(units, child)
         if number == self._in_chunks:
             return BlockOrder(bounds, key, (self._chunks_of_blocks(bounds),))
         turns, within = np.divmod(bounds[:-1], below.period)
-        return BlockOrder(bounds, key, (np.searchsorted(units.fences(child), within, side="right"), turns))
+        return BlockOrder(bounds, key, (np.searchsorted(fences(units, child), within, side="right"), turns))
 
     def _sampled(self, number: int, repetition: int) -> Order:
         node = self.units.graph.nodes[number]

@@ -424,10 +424,7 @@ def plan_of(
     try:
         root = units_of.of(graph.id_of(graph.root))
     except UnplannableError as error:
-        warning = (
-            f"the pipeline runs as one task on one worker, in order: {error}. "
-            "Put it before operators that change the number of elements, or do without it, and the work can be shared."
-        )
+        warning = f"the pipeline runs as one task on one worker, in order: {error}. {error.remedy}"
         return Plan(-1, 1, warnings=(warning,))
     if pieces and (max(piece.stop for piece in pieces) > root.count or sum(map(len, pieces)) > root.count):
         raise StateError(f"the state is damaged: it says that more is left than the {root.count} elements of an epoch")

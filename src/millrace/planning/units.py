@@ -26,6 +26,7 @@ from millrace.graph.serialize import outline
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
+from millrace.planning.sequencing import IN_SEQUENCE, asserted_length, count_windows
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
@@ -75,9 +76,12 @@ class Units:
 class UnplannableError(PipelineError):
     """Node that needs positions which its input doesn't have: the graph runs as one sequence."""
 
-    def __init__(self, node: g.Node, reason: str) -> None:
-        super().__init__(node, reason)
+    def __init__(self, node: g.Node, reason: str, remedy: str = "") -> None:
+        super().__init__(node, reason, remedy)
         self.node = node
+        self.remedy = remedy or (
+            "Put it before operators that change the number of elements, or do without it, and the work can be shared."
+        )
 
     def __str__(self) -> str:
         return f"{self.node} {self.args[1]}"
@@ -176,72 +180,6 @@ class UnitMap:
             table.pieces, Cardinality.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target
         )
 
-    def boundaries(self, number: int) -> Positions:
-        """Find the units, from 0 to the count, at which a finite node is best cut: where its files are."""
-        node, count = self.graph.nodes[number], self.of(number).count
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if isinstance(node, g.Source):
-            inner = self._source_boundaries(number)
-        elif any(self.of(child).count >= INFINITE for child in below):
-            inner = np.linspace(0, count, _SOME_BLOCKS + 1)
-        elif isinstance(node, g.Concatenate):
-            inner = self._side_by_side(below)
-        elif isinstance(node, g.Repeat):
-            inner = self._repeated(self.boundaries(below[0]), count)
-        else:
-            inner = self._through(node, self.boundaries(below[0]), count)
-        ends = np.array([0, count], np.int64)
-        inner = inner.astype(np.int64)
-        return np.unique(np.concatenate([ends, inner[(inner > 0) & (inner < count)]]))
-
-    def fences(self, number: int) -> Positions:
-        """First units, within a period, of the parts of a concatenation that collect elements each for itself."""
-        node = self.graph.nodes[number]
-        if not self.of(number).collecting:
-            return np.zeros(1, np.int64)
-        below = [self.graph.id_of(child) for child in node.inputs]
-        if not isinstance(node, g.Concatenate):
-            return self.fences(below[0])
-        counts = [self.of(child).count for child in below]
-        return np.concatenate([self.fences(child) + sum(counts[:index]) for index, child in enumerate(below)])
-
-    def _source_boundaries(self, number: int) -> npt.NDArray[Any]:
-        table, count = self.tables[number], self.of(number).count
-        if table.cheap:
-            return np.linspace(0, count, _SOME_BLOCKS + 1)
-        if table.count < 0:
-            return np.arange(count)
-        return self.starts.get(number, np.empty(0, np.int64))
-
-    def _side_by_side(self, numbers: list[int]) -> Positions:
-        parts, offset = [], 0
-        for number in numbers:
-            parts.append(self.boundaries(number) + offset)
-            offset += self.of(number).count
-        return np.concatenate([*parts, np.empty(0, np.int64)])
-
-    @staticmethod
-    def _repeated(inner: Positions, count: int) -> npt.NDArray[Any]:
-        period = int(inner[-1])
-        if not period or len(inner) * (count // period) > _MOST_BLOCKS:
-            return np.linspace(0, count // max(period, 1), _MOST_BLOCKS + 1).astype(np.int64) * period
-        return (np.arange(0, count, period)[:, None] + inner).ravel()
-
-    def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:
-        """Convert boundaries of a node's first input to units of the node."""
-        if isinstance(node, g.Skip):
-            return inner - (node.count if node.count >= 0 else inner[-1])
-        if isinstance(node, g.Shard):
-            return (inner - node.index + node.num_shards - 1) // node.num_shards
-        if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
-            return inner // node.batch_size
-        if (
-            isinstance(node, (g.Shuffle, g.Sample, g.SampleFromDatasets))
-            and not self.of(self.graph.id_of(node)).collecting
-        ):
-            return np.linspace(0, count, len(inner))
-        return inner  # where elements are collected, repetitions and parts begin at some of these
-
     def collectors(self, root: g.Node) -> Iterator[int]:
         """Find the operators in ``root`` and below that may leave elements at a task's end."""
         for node in Graph(root).nodes:
@@ -267,17 +205,13 @@ class UnitMap:
         """Count the elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
         root = self.graph.id_of(self.graph.root)
         if not self.plannable(root):
-            return None
+            return asserted_length(self.graph.root, self.skips)
         units = self.of(root)
         return units.count if units.yields is Cardinality.ONE else None
 
 
 _TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
-
-_SOME_BLOCKS = 64
-"""Blocks of units that a shuffle permutes where the data have no boundaries of their own."""
-_MOST_BLOCKS = 1 << 16
 
 _COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch)
 """Operators that collect, where they don't take a known number of elements."""
@@ -356,6 +290,25 @@ def _need_positions(node: g.Node, below: list[Units]) -> None:
         raise UnplannableError(
             node, "needs to know how many elements its input has, which only reading it all in order can tell"
         )
+
+
+def _in_sequence(_map: UnitMap, _number: int, node: g.Node, _below: list[Units]) -> Units:
+    raise UnplannableError(node, *IN_SEQUENCE[type(node)])
+
+
+def _windows(_map: UnitMap, _number: int, node: g.SlidingWindow, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    units, read = below[0], min(node.shift, node.size)
+    count = INFINITE if units.count >= INFINITE else count_windows(node, units.count)
+    return replace(units, count=count, reads=units.reads * read, bytes=units.bytes * read)
+
+
+def _asserted(_map: UnitMap, _number: int, node: g.AssertCardinality, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    if below[0].count != node.count:
+        found = "without end" if below[0].count >= INFINITE else str(below[0].count)
+        raise PipelineError(f"{node} expects {node.count} elements, and its input has {found}")
+    return below[0]
 
 
 def _take(_map: UnitMap, _number: int, node: g.Take, below: list[Units]) -> Units:
@@ -461,6 +414,7 @@ def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: l
 _RULES: dict[type[g.Node], _Rule] = {
     g.Map: _map,
     g.Filter: _filter,
+    **dict.fromkeys(IN_SEQUENCE, _in_sequence),
     g.FlatMap: _many,
     g.Interleave: _many,
     g.Unbatch: _many,
@@ -475,6 +429,8 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.GroupByWindow: _window,
     g.Pack: _pack,
     g.Rebatch: _rebatch,
+    g.SlidingWindow: _windows,
+    g.AssertCardinality: _asserted,
     g.Repeat: _repeat,
     g.Take: _take,
     g.Skip: _skip,

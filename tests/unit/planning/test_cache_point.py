@@ -77,6 +77,10 @@ DIFFERENT: dict[str, tuple[g.Node, g.Node]] = {
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (1,)}})),
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (2,)}})),
     ),
+    "windows": (
+        pipeline((g.SlidingWindow, {"size": 2, "shift": 1})),
+        pipeline((g.SlidingWindow, {"size": 2, "shift": 2})),
+    ),
     "where numbers start": (pipeline((g.Enumerate, {})), pipeline((g.Enumerate, {"start": 1}))),
     "a cycle's length": (
         pipeline((g.Interleave, {"fn": F, "cycle_length": 2})),
@@ -191,6 +195,7 @@ def test_everything_counts_where_items_are_what_tasks_give(one, other):
         (pipeline((g.Take, {"count": 3}), mapped()), UNCOUNTED, ["take"]),
         (pipeline(SHUFFLE, mapped(), BATCH), TEN, ["shuffle"]),
         (pipeline(SHUFFLE, (g.Enumerate, {})), TEN, ["shuffle"]),
+        (pipeline(SHUFFLE, (g.SlidingWindow, {"size": 2, "shift": 1})), TEN, ["shuffle"]),
         (pipeline(BATCH, SHUFFLE), TEN, []),
         (pipeline((g.Shuffle, {"buffer_size": 4, "reshuffle_each_iteration": False}), BATCH), TEN, []),
         (zipped(PLAIN, pipeline(SHUFFLE)), TEN, ["shuffle"]),

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
+from millrace.planning.unit_boundaries import boundaries, fences
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
 FN = g.Opaque(None, "fn")
@@ -75,6 +77,12 @@ def batch(size: int, drop: bool = False) -> Any:
         (((g.Repeat, {}), batch(7)), INFINITE, Cardinality.ONE, False),
         (((g.Repeat, {}), (g.Skip, {"count": 5}), (g.Take, {"count": 50})), 50, Cardinality.ONE, False),
         ((FILTER, (g.Repeat, {"count": 3})), 30, Cardinality.AT_MOST_ONE, False),
+        (((g.SlidingWindow, {"size": 4, "shift": 4}),), 3, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 1, "drop_remainder": True}),), 7, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 2, "stride": 3, "drop_remainder": True}),), 1, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 4, "stride": 4, "drop_remainder": True}),), 0, Cardinality.ONE, True),
+        (((g.Repeat, {}), (g.SlidingWindow, {"size": 4, "shift": 1})), INFINITE, Cardinality.ONE, False),
+        (((g.AssertCardinality, {"count": 10}),), 10, Cardinality.ONE, True),
     ],
 )
 def test_counts_and_yields(operators, count, yields, cheap):
@@ -91,6 +99,8 @@ def test_counts_and_yields(operators, count, yields, cheap):
         ((g.Enumerate, {}), "enumerate()"),
         ((g.Zip, {}), "zip()"),
         ((g.SampleFromDatasets, {"weights": (1.0,)}), "sample_from_datasets()"),
+        ((g.SlidingWindow, {"size": 3, "shift": 1}), "window()"),
+        ((g.AssertCardinality, {"count": 3}), "assert_cardinality()"),
     ],
 )
 def test_positions_are_needed(above, said):
@@ -146,14 +156,14 @@ def test_sources():
 )
 def test_boundaries_are_where_files_are(table, operators, edges):
     units = analysed(table, *operators)
-    found = units.boundaries(len(units.graph.nodes) - 1)
+    found = boundaries(units, len(units.graph.nodes) - 1)
     assert found.dtype == np.int64
     assert found.tolist() == edges
 
 
 def test_boundaries_of_long_repeats_stay_few_and_whole():
     units = analysed(COUNTED, (g.Repeat, {"count": 10**6}))
-    found = units.boundaries(1)
+    found = boundaries(units, 1)
     assert len(found) < 100_000
     assert found[[0, -1]].tolist() == [0, 10**7]
     assert (found % 10 == 0).all()
@@ -165,7 +175,7 @@ def test_parts_of_a_concatenation():
     units = UnitMap(Graph(root), {0: COUNTED, 1: TEN, 3: TEN})
     assert units.of(4).count == INFINITE
     both = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: COUNTED, 1: COUNTED})
-    assert both.boundaries(2).tolist() == [0, 4, 10, 14, 20]
+    assert boundaries(both, 2).tolist() == [0, 4, 10, 14, 20]
     assert both.length() == 20
     empty = positions_table(0)
     nothing = UnitMap(Graph(g.Concatenate(inputs=(first, second))), {0: empty, 1: empty})
@@ -180,9 +190,9 @@ def test_fences():
     root = g.Repeat(inputs=(g.Map(inputs=(g.Concatenate(inputs=(leaf(), inner)),), fn=FN),), count=2)
     graph = Graph(root)
     units = UnitMap(graph, {number: TEN for number, _ in graph.sources()})
-    assert units.fences(graph.id_of(root)).tolist() == [0, 10, 20]
+    assert fences(units, graph.id_of(root)).tolist() == [0, 10, 20]
     assert units.of(graph.id_of(root)).period == 30
-    assert units.fences(0).tolist() == [0]
+    assert fences(units, 0).tolist() == [0]
 
 
 def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_parts_begin():
@@ -192,7 +202,7 @@ def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_part
         root = g.Shuffle(inputs=(root,), buffer_size=5)
     graph = Graph(root)
     units = UnitMap(graph, {number: TEN if number else COUNTED for number, _ in graph.sources()})
-    bounds = set(units.boundaries(graph.id_of(root)).tolist())
+    bounds = set(boundaries(units, graph.id_of(root)).tolist())
     assert {0, 10, 20, 30, 40, 50, 60} <= bounds
 
 
@@ -203,3 +213,38 @@ def test_lengths():
     assert analysed(TEN, (g.Repeat, {})).length() == INFINITE
     assert analysed(UNCOUNTED).length() is None
     assert analysed(TEN, MAP, SKIP_ERRORS).length() is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ((g.TakeWhile, {"fn": FN}), r"take_while\(fn\) ends where its predicate is false for the first time"),
+        ((g.Scan, {"fn": FN, "initial_state": 0}), r"scan\(fn\) makes of each element what those before it"),
+        ((g.Unique, {}), r"unique\(\) compares each element with all before it"),
+    ],
+)
+def test_what_depends_on_all_before_it_runs_as_one_sequence(operator, said):
+    with pytest.raises(UnplannableError, match=said) as caught:
+        of(TEN, operator, MAP)
+    assert caught.value.remedy.startswith("Do without it, or keep what it gives in files")
+
+
+@pytest.mark.parametrize(
+    ("above", "length"),
+    [
+        ((), 7),
+        ((MAP, (g.Shuffle, {"buffer_size": 2}), batch(3)), 3),
+        (((g.Batch, {"batch_size": 3, "drop_remainder": True}), (g.Take, {"count": -1})), 2),
+        (((g.Take, {"count": 5}), (g.Scan, {"fn": FN, "initial_state": 0})), 5),
+        ((FILTER,), None),
+        ((MAP, (g.WithOptions, {"on_error": "skip"})), None),
+    ],
+)
+def test_an_asserted_length_is_known_of_a_sequence(above, length):
+    assert analysed(TEN, FILTER, (g.AssertCardinality, {"count": 7}), *above).length() == length
+
+
+@pytest.mark.parametrize(("below", "found"), [((), "10"), (((g.Repeat, {}),), "without end")])
+def test_a_cardinality_that_is_known_to_be_another_is_refused_before_anything_is_read(below, found):
+    with pytest.raises(PipelineError, match=rf"assert_cardinality\(\) expects 7 elements, and its input has {found}"):
+        analysed(TEN, *below, (g.AssertCardinality, {"count": 7}))
