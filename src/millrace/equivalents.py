@@ -20,9 +20,10 @@ OPERATORS = {
     "bucket": "bucket_by_sequence_length(element_length_func, bucket_boundaries, bucket_batch_sizes)",
     "cardinality": "len(ds)",
     "choose_from_datasets": "Dataset.sample_from_datasets([...], weights), or Dataset.zip and a map that picks",
-    "collate": "batch(n), which stacks leaf by leaf, or batch(n).map(collate)",
+    "batch_and_pad": 'batch(n, fill_remainder="mask")',
+    "collate": "batch(n), which stacks leaf by leaf, or batch(n, collate=function)",
     "counter": "Dataset.range(n), or Dataset.range(n).repeat()",
-    "dense_to_ragged_batch": "padded_batch(n)",
+    "dense_to_ragged_batch": "ragged_batch(n)",
     "from_dict": "Dataset.from_arrays(columns), in which each column is an array",
     "from_generator": (
         "Dataset.from_map_style(...) of an object with len() and [i], which many workers can share; or, for a "
@@ -45,7 +46,6 @@ OPERATORS = {
     "pack_dataset": "pack(n): rows of n tokens, each filled with whole sequences",
     "padded_batch_to_dense": "padded_batch(n)",
     "parallel_interleave": "interleave(...), which runs in parallel",
-    "ragged_batch": "padded_batch(n)",
     "random": "Dataset.range(n).map(lambda _, rng: rng.integers(2**31))",
     "random_shuffle": "shuffle(buffer_size, seed=...)",
     "read_images": "Dataset.from_files(pattern).map(decode)",
@@ -62,8 +62,9 @@ OPERATORS = {
 
 ARGUMENTS = {
     "args": "write a function that knows them: functools.partial(function, ...)",
+    "batch_fn": "collate=function",
     "batch_size": "put batch(n) behind it",
-    "collate_fn": "put batch(n) behind it, which stacks leaf by leaf, or batch(n).map(collate)",
+    "collate_fn": "put batch(n) behind it, which stacks leaf by leaf, or batch(n, collate=function)",
     "cross_trainer_cache": "autocache() where the pipeline may be cached: jobs share what is kept there",
     "data_transfer_protocol": "leave it out: memory is shared on one host, TCP is used between hosts",
     "drop_last": "drop_remainder=True",

@@ -117,13 +117,52 @@ class Operators(NamesEquivalents):
             reshuffle_each_iteration=reshuffle_each_iteration is None or bool(reshuffle_each_iteration),
         )
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis."""
-        size = validation.positive("batch", "batch_size", batch_size)
-        return self._then(g.Batch, batch_size=size, drop_remainder=bool(drop_remainder))
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        *,
+        fill_remainder: str | None = None,
+        collate: UserFunction | None = None,
+        key: str = "",
+    ) -> Self:
+        """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis.
+
+        Args:
+            batch_size: elements of a batch.
+            drop_remainder: leave out a last, short batch.
+            fill_remainder: give a short batch ``batch_size`` rows, too, by repeating its elements from the first on.
+                "repeat": that is all; "mask": each batch is a pair ``(batch, mask)``, with a mask of bool that says
+                which rows are no repetition.
+            collate: makes the batch of the list of its elements, in the place of stacking: ``collate(elements)``, or
+                ``collate(elements, rng)``; with a mask the list is of pairs ``(element, bool)``.
+            key: of ``collate``, as for :meth:`map`.
+        """
+        if collate is not None:
+            validation.function("batch", collate, ("elements",), key)
+        batches = self._then(
+            g.Batch,
+            **validation.batch("batch", batch_size, drop_remainder, fill_remainder),
+            listed=collate is not None,
+        )
+        return batches if collate is None or collate is list else batches.map(collate, key=key)
+
+    def ragged_batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Batches as of :meth:`batch`, in which arrays may differ in their first dimension, without padding.
+
+        Each array of one dimension or more becomes a namedtuple ``Ragged(values, row_splits)``: the rows of all, and an
+        int64 array of ``batch_size + 1`` places; element i has ``values[row_splits[i] : row_splits[i + 1]]``.
+        """
+        return self._then(g.RaggedBatch, **validation.batch("ragged_batch", batch_size, drop_remainder, None))
 
     def padded_batch(
-        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        *,
+        fill_remainder: str | None = None,
     ) -> Self:
         """Batches as of :meth:`batch`, with each leaf padded at its ends first.
 
@@ -133,13 +172,13 @@ class Operators(NamesEquivalents):
                 dimension: the longest of the batch.
             padding_values: a value for all leaves or a pytree of values; default zero or empty.
             drop_remainder: leave out a last, short batch.
+            fill_remainder: as of :meth:`batch`.
         """
         return self._then(
             g.PaddedBatch,
-            batch_size=validation.positive("padded_batch", "batch_size", batch_size),
             padded_shapes=validation.padded_shapes("padded_batch", padded_shapes),
             padding_values=padding_values,
-            drop_remainder=bool(drop_remainder),
+            **validation.batch("padded_batch", batch_size, drop_remainder, fill_remainder),
         )
 
     def bucket_by_sequence_length(

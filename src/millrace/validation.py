@@ -281,6 +281,18 @@ def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[f
     return tuple(map(float, chosen))
 
 
+def batch(operator: str, size: Any, drop_remainder: Any, fill_remainder: Any) -> dict[str, Any]:
+    """Size of batches, and what becomes of a last one with fewer elements."""
+    number = positive(operator, "batch_size", size)
+    one_of(operator, "fill_remainder", fill_remainder, (None, "repeat", "mask"))
+    if drop_remainder and fill_remainder is not None:
+        raise PipelineError(
+            f"{operator}: a last, short batch is either left out (drop_remainder=True) or filled up "
+            f"(fill_remainder={fill_remainder!r}); leave one of them out"
+        )
+    return {"batch_size": number, "drop_remainder": bool(drop_remainder), "fill_remainder": fill_remainder or ""}
+
+
 def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bucket boundaries and batch sizes that fit together."""
     edges = tuple(

@@ -40,6 +40,10 @@ def ragged(number: int) -> np.ndarray:
     return np.arange(number % 7)
 
 
+def summed(pairs: list[tuple[int, bool]], rng: np.random.Generator) -> tuple[int, int, float]:
+    return sum(number for number, kept in pairs if kept), len(pairs), float(rng.random())
+
+
 def key(number: int) -> int:
     return number % 3
 
@@ -108,6 +112,8 @@ OPERATORS = {
     "sample by one's own": lambda root: numbers().sample(Backwards()).map(random).batch(20),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
+    "batch collated": lambda root: numbers(590).filter(kept).batch(20, collate=summed, fill_remainder="mask"),
+    "ragged_batch": lambda root: numbers().map(ragged).ragged_batch(20),
     "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),
     "bucket_by_sequence_length": lambda root: numbers().bucket_by_sequence_length(
         length, [10, 20], [20, 20, 20], no_padding=True

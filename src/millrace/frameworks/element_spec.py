@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.ragged import RaggedArray, is_ragged, ragged
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError
 from millrace.frameworks.base import Readable
@@ -72,6 +73,10 @@ def as_leaf(leaf: Any, path: Path) -> npt.NDArray[Any]:
 def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
     """Find the spec that all ``elements`` fit."""
     first = elements[0]
+    if all(map(is_ragged, elements)):
+        values, splits = (_spec(column, varying, (*path, name)) for name, column in _columns(elements))
+        rows = [None if rows is None or rows - 1 in varying.rows else rows for rows in splits.shape]
+        return ragged(replace(values, shape=(None, *values.shape[1:])), replace(splits, shape=tuple(rows)))
     if isinstance(first, dict):
         if any(not isinstance(other, dict) or other.keys() != first.keys() for other in elements):
             raise _differ(path)
@@ -83,6 +88,10 @@ def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
         parts = [_spec(column, varying, (*path, index)) for index, column in enumerate(columns)]
         return parts if isinstance(first, list) else getattr(type(first), "_make", tuple)(parts)
     return _leaf_spec(elements, varying, path)
+
+
+def _columns(elements: Sequence[RaggedArray]) -> list[tuple[str, list[Any]]]:
+    return [("values", [each[0] for each in elements]), ("row_splits", [each[1] for each in elements])]
 
 
 def _leaf_spec(leaves: Sequence[Any], varying: Varying, path: Path) -> ArraySpec:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from millrace.elements.ragged import is_ragged
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.base import Readable, View
@@ -91,6 +92,11 @@ def _tensor_spec(spec: Any, path: Path = ()) -> Any:
     """Convert a specification of elements to TensorFlow's, in which lists are tuples."""
     if isinstance(spec, dict):
         return {key: _tensor_spec(inner, (*path, key)) for key, inner in spec.items()}
+    if is_ragged(spec):
+        values, splits = spec
+        rows = None if splits.shape[0] is None else splits.shape[0] - 1
+        shape = (rows, None, *values.shape[1:])
+        return tf.RaggedTensorSpec(shape, _dtype(values.dtype, path), ragged_rank=1, row_splits_dtype=tf.int64)
     if isinstance(spec, (tuple, list)):
         return tuple(_tensor_spec(inner, (*path, index)) for index, inner in enumerate(spec))
     return tf.TensorSpec(spec.shape, _dtype(spec.dtype, path))
@@ -119,6 +125,9 @@ def _conform(element: Any, spec: Any, path: Path) -> Any:
         pairs = enumerate(zip(element, spec, strict=True))
         parts = [_conform(part, inner, (*path, index)) for index, (part, inner) in pairs]
         return getattr(type(spec), "_make", tuple)(parts)
+    if isinstance(spec, tf.RaggedTensorSpec) and is_ragged(element):
+        values, splits = element
+        return tf.RaggedTensor.from_row_splits(as_leaf(values, path), splits, validate=False)
     if not isinstance(spec, tf.TensorSpec):
         return element  # ragged, sparse: TensorFlow's to check
     array = as_leaf(element, path)

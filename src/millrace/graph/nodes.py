@@ -293,12 +293,20 @@ class Batch(Node, op="batch"):
             and in the nodes below :mod:`millrace.graph.rounds` sets it, and no user.
         incomplete: at the end of the epoch what fills no round is left out ("drop"), or put into rounds of elements of
             several buckets, all but fewer elements than a round has batches ("mix").
+        listed: a batch is the list of its elements, for ``collate``, a node behind it.
+        fill_remainder: how a batch of fewer elements is filled up: "repeat" or "mask"; empty: not at all.
     """
 
     batch_size: int
     drop_remainder: bool = False
     together: int = 0
     incomplete: str = ""
+    listed: bool = False
+    fill_remainder: str = ""
+
+
+class RaggedBatch(Batch, op="ragged_batch"):
+    """Batch in which arrays keep their lengths: the rows of all, and where each begins."""
 
 
 class PaddedBatch(Node, op="padded_batch"):
@@ -312,6 +320,7 @@ class PaddedBatch(Node, op="padded_batch"):
     drop_remainder: bool = False
     together: int = 0
     incomplete: str = ""
+    fill_remainder: str = ""
 
 
 class BucketBySequenceLength(Node, op="bucket_by_sequence_length"):

@@ -70,6 +70,9 @@ def _arguments(node: Node) -> str:
             or value == each.default
         ):
             continue
+        if each.name == "listed":
+            shown.append("collate=list")
+            continue
         text = _listed(value) if each.name in _LISTS else _value(value)
         required = each.default is MISSING and each.default_factory is MISSING
         shown.append(text if required else f"{each.name}={text}")

@@ -48,7 +48,7 @@ LONG = 1 << 18
 _FORMAT = 1
 PASSING = (Prefetch, Cache, Autocache, WithOptions)
 _BESIDES = {"num_parallel_calls", "digest"}
-_LATER: dict[str, Any] = {"together": 0, "incomplete": "", "digest": ""}
+_LATER: dict[str, Any] = {"together": 0, "incomplete": "", "digest": "", "listed": False, "fill_remainder": ""}
 """Parameters that operators have got since, with the value that stands for what was before. Where they have it they are
 not told, so that states and caches of before still fit."""
 _DECODER = msgspec.msgpack.Decoder(_GraphRecord)

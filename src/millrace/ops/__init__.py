@@ -21,6 +21,7 @@ from millrace.ops import (
     interleave,
     map,  # noqa: A004 - named after the operator
     positional,
+    ragged_batch,
     rebatch,
     sequence_packing,
     shuffle,
@@ -46,6 +47,7 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.WithOptions: identity.run_unchanged,
     nodes.Shuffle: shuffle.run,
     nodes.Batch: batch.run_batch,
+    nodes.RaggedBatch: ragged_batch.run,
     nodes.PaddedBatch: batch.run_padded_batch,
     nodes.BucketBySequenceLength: bucket.run,
     nodes.GroupByWindow: group_by_window.run,

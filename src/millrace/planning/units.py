@@ -424,6 +424,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.WithOptions: _same,
     g.Shuffle: _shuffle,
     g.Batch: _batch,
+    g.RaggedBatch: _batch,
     g.PaddedBatch: _batch,
     g.BucketBySequenceLength: _bucket,
     g.GroupByWindow: _window,

@@ -1,5 +1,6 @@
-"""Windows, sequences and asserted lengths on a service: what the process itself would give."""
+"""Windows, sequences, asserted lengths and batches of one's own on a service: what the process itself would give."""
 
+import numpy as np
 import pytest
 from tests.integration.service.service_driving import consume, prints, together
 
@@ -22,6 +23,14 @@ def low(pair):
 
 def add(state, pair):
     return state + pair[0], (state, pair)
+
+
+def together_with(pairs, rng):
+    return [number for number, kept in pairs], sum(kept for _, kept in pairs), int(rng.integers(1 << 40))
+
+
+def row(number):
+    return np.arange(number % 5), number
 
 
 def key(pair):
@@ -49,6 +58,9 @@ PIPELINES = {
     "shuffled windows": mr.Dataset.range(200).map(noise).window(5, shift=7).shuffle(10),
     "windows of what is filtered": mr.Dataset.range(200).filter(kept).window(5, shift=2, drop_remainder=True),
     "a scan, up to an end": mr.Dataset.range(200).map(noise).shuffle(200).take_while(low).scan(1, add).batch(7),
+    "collated and filled up": mr.Dataset.range(200).batch(7, fill_remainder="mask", collate=together_with),
+    "filtered and filled up": mr.Dataset.range(200).filter(kept).take(120).batch(7, fill_remainder="mask"),
+    "ragged": mr.Dataset.range(200).map(row).ragged_batch(7).shuffle(10),
     "unique": mr.Dataset.range(200).map(noise).map(key).unique().assert_cardinality(50).batch(3),
 }
 

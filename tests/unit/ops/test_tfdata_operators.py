@@ -101,6 +101,21 @@ def test_batches_of_scalars_arrays_and_bytes(driver):
             assert all(one[key].dtype == other[key].dtype for key in ("n", "x"))
 
 
+@few
+@given(lengths, st.integers(1, 5), st.booleans(), cuts)
+def test_ragged_batch(driver, sizes, batch_size, drop, cut):
+    node = nodes.RaggedBatch(batch_size=batch_size, drop_remainder=drop)
+    pairs = [(row, number) for number, row in enumerate(sequences(sizes))]
+    spec = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64))
+    theirs = tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=spec)
+    theirs = theirs.ragged_batch(batch_size, drop_remainder=drop)
+    ours = driver.elements(node, pairs, cuts=cut)
+    assert [(row.values.tolist(), row.row_splits.tolist(), numbers.tolist()) for row, numbers in ours] == [
+        (row.values.numpy().tolist(), row.row_splits.numpy().tolist(), numbers.numpy().tolist())
+        for row, numbers in theirs
+    ]
+
+
 def test_ragged_batches_are_refused(driver):
     with pytest.raises(tf.errors.InvalidArgumentError):
         by_tf(tf_sequences([1, 2]).batch(2))

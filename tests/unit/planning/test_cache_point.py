@@ -77,6 +77,9 @@ DIFFERENT: dict[str, tuple[g.Node, g.Node]] = {
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (1,)}})),
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (2,)}})),
     ),
+    "a batch that is a list": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 2, "listed": True}))),
+    "a batch that is filled up": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 2, "fill_remainder": "repeat"}))),
+    "a ragged batch": (pipeline(BATCH), pipeline((g.RaggedBatch, {"batch_size": 2}))),
     "windows": (
         pipeline((g.SlidingWindow, {"size": 2, "shift": 1})),
         pipeline((g.SlidingWindow, {"size": 2, "shift": 2})),

@@ -412,6 +412,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Shuffle: Lowering._shuffle,  # noqa: SLF001
     g.Sample: Lowering._drawn,  # noqa: SLF001
     g.Batch: Lowering._batch,  # noqa: SLF001
+    g.RaggedBatch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
     g.SlidingWindow: Lowering._window,  # noqa: SLF001
     g.AssertCardinality: Lowering._take,  # noqa: SLF001
