@@ -44,6 +44,17 @@ class WindowReducer:
         return self.reduce_func(key, Dataset.from_list(elements))
 
 
+class GeneratorCall:
+    """Call of a user's generator function, for the one element that stands for the whole source."""
+
+    def __init__(self, generator: Callable[..., Any]) -> None:
+        self.generator = generator
+
+    def __call__(self, _element: Any, **rng: Any) -> Any:
+        """Begin to generate."""
+        return self.generator(**rng)
+
+
 def begun(source: Node | None) -> Node:
     """Check the node of a dataset that is being made: not what a user gave to the class."""
     if not isinstance(source, Node):
@@ -92,6 +103,17 @@ def function(operator: str, value: Any, arguments: Sequence[str] = ("element",),
     """Describe a user's function: its name, whether it takes ``rng``, and the ``key`` that the user gave it."""
     about = describe(value, operator, arguments)
     return Opaque(value, about.name, about.where, about.takes_rng, version(operator, key))
+
+
+def generator(operator: str, value: Any, key: str) -> Opaque:
+    """Describe a user's generator function."""
+    if inspect.isgenerator(value):
+        raise PipelineError(
+            f"{operator} takes a generator function, not the generator that it returns, which would be at its end "
+            f"after one epoch: {operator}({name_of(value)})"
+        )
+    about = describe(value, operator, ())
+    return Opaque(GeneratorCall(value), about.name, about.where, about.takes_rng, version(operator, key))
 
 
 def version(operator: str, value: Any) -> str:
@@ -159,6 +181,31 @@ def digest(operator: str, value: Any) -> str:
             f"{operator}(digest=) takes the path or URL of a file that `millrace digest` made, or None, not {value!r}"
         )
     return absolute(path)
+
+
+def compression(operator: str, value: Any) -> str | None:
+    """Compression of files; None goes by each file's ending."""
+    one_of(operator, "compression", value, (None, "", "GZIP", "ZLIB"))
+    return None if value is None else str(value)
+
+
+_COLUMN_TYPES: dict[Any, str] = {int: "int", float: "float", str: "str", bytes: "bytes", bool: "bool"}
+
+
+def column_types(operator: str, value: Any) -> dict[str, str] | None:
+    """Names of types by column; None where none was given."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(kind in _COLUMN_TYPES for kind in value.values()):
+        raise PipelineError(f"{operator}: types are int, float, str, bytes or bool by column, not {value!r}")
+    return {str(name): _COLUMN_TYPES[kind] for name, kind in value.items()}
+
+
+def delimiter(operator: str, value: Any) -> str:
+    """Character between the values of a row."""
+    if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in '"\r\n':
+        raise PipelineError(f"{operator}: delimiter is one ASCII character other than a quote, not {value!r}")
+    return value
 
 
 def folder(operator: str, name: str, value: Any) -> str | None:

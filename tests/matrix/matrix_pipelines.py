@@ -1,5 +1,6 @@
 """A pipeline for every operator and every source, of about twenty steps an epoch; workers get this file too."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def window(key: int, elements: Dataset) -> Dataset:
     return elements.batch(20)
 
 
+def generated(rng: np.random.Generator) -> Iterator[int]:
+    yield from rng.integers(1000, size=400).tolist()
+
+
 def low(pair: tuple[int, int]) -> bool:
     return pair[0] < 390
 
@@ -92,6 +97,10 @@ OPERATORS = {
     "from_tfrecords": lambda root: Dataset.from_tfrecords(files(root, "tfrecord")).padded_batch(20),
     "from_webdataset": lambda root: Dataset.from_webdataset(files(root, "tar")).padded_batch(20),
     "from_parquet": lambda root: Dataset.from_parquet(files(root, "parquet"), columns=["number"]).batch(20),
+    "from_text": lambda root: Dataset.from_text(files(root, "txt")).batch(20),
+    "from_csv": lambda root: Dataset.from_csv(files(root, "csv"), types={"name": bytes}).batch(20),
+    "from_fixed_length_records": lambda root: Dataset.from_fixed_length_records(files(root, "fixed"), 5).batch(20),
+    "from_generator": lambda root: Dataset.from_generator(generated).map(random).batch(20),
     "from_arrays": lambda root: Dataset.from_arrays({"x": np.arange(800).reshape(400, 2), "y": np.arange(400)}).batch(
         20
     ),

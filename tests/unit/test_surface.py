@@ -23,10 +23,14 @@ STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]
 VIEWS = ["jax", "numpy", "tensorflow", "torch"]
 SOURCES = [
     "from_arrays",
+    "from_csv",
     "from_files",
+    "from_fixed_length_records",
+    "from_generator",
     "from_list",
     "from_map_style",
     "from_parquet",
+    "from_text",
     "from_tfrecords",
     "from_webdataset",
     "range",

@@ -9,6 +9,7 @@ from typing import Any
 
 from millrace.graph.nodes import OP_NAMES, Arrivals, Concatenate, Node, Opaque, Range, SampleFromDatasets, Source, Zip
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromGenerator
 
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120
@@ -16,7 +17,7 @@ _LONGEST_INPUT = 120
 double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
-_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights", "keys"}
+_LISTS = {"patterns", "columns", "names", "bucket_boundaries", "bucket_batch_sizes", "weights", "keys"}
 """Fields that the user gives as a list, or as a single string."""
 
 
@@ -40,6 +41,8 @@ def _call(node: Node, inputs: list[str]) -> str:
         return ""
     name = OP_NAMES[type(node)]
     if isinstance(node, Source):
+        return f"Dataset.{name}({_arguments(node)})"
+    if isinstance(node, FromGenerator):
         return f"Dataset.{name}({_arguments(node)})"
     if isinstance(node, Concatenate):
         return inputs[0] + "".join(f".{name}({_cut(each, _LONGEST_INPUT)})" for each in inputs[1:])

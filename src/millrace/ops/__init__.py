@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millrace.elements.chunk import Chunk
-from millrace.graph import nodes
+from millrace.graph import nodes, source_nodes
 from millrace.ops import (
     batch,
     bucket,
@@ -39,6 +39,7 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Unique: in_sequence.run_unique,
     nodes.AssertCardinality: in_sequence.run_assert_cardinality,
     nodes.FlatMap: interleave.run_flat_map,
+    source_nodes.FromGenerator: interleave.run_flat_map,
     nodes.Interleave: interleave.run_interleave,
     nodes.Unbatch: rebatch.run_unbatch,
     nodes.Prefetch: identity.run_prefetch,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from millrace.graph import nodes as g
+from millrace.graph import source_nodes as s
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING, is_plain, parameter, parameters
 from millrace.planning.unit_ids import itemised
@@ -72,6 +73,9 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     g.FromTFRecords: {"patterns"},
     g.FromWebDataset: {"patterns"},
     g.FromParquet: {"patterns"},
+    s.FromText: {"patterns"},
+    s.FromCSV: {"patterns"},
+    s.FromFixedLengthRecords: {"patterns"},
     g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
 }
 """Parameters that only decide which items there are, and in which order."""

@@ -23,6 +23,7 @@ from millrace.errors import StateError
 from millrace.graph.operator_graph import Graph
 from millrace.planning.chunks import chunk_bounds, most_chunks, units_of_a_split
 from millrace.planning.endless_repeats import endlessly_repeated
+from millrace.planning.sequencing import generator_notices
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
@@ -439,6 +440,7 @@ def plan_of(
         tails=root.collecting,
         exact=root.yields is Cardinality.ONE,
         cycle=_cycle(units_of) if root.count >= INFINITE else 0,
+        warnings=generator_notices(graph),
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.graph import nodes as g
+from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
+from millrace.graph.source_nodes import FromGenerator
 
 _APART = "Do without it, or keep what it gives in files that the training reads, and the work can be shared."
 
@@ -22,6 +24,16 @@ def count_windows(node: g.SlidingWindow, count: int) -> int:
     if node.drop_remainder:
         return 0 if count < node.span else (count - node.span) // node.shift + 1
     return -(-count // node.shift)
+
+
+def generator_notices(graph: Graph) -> tuple[str, ...]:
+    """Say of each generator function that one worker runs it."""
+    return tuple(
+        f"{node} is run by one worker, from its beginning, as nobody else knows what comes next. "
+        "Dataset.from_map_style(...) of an object with len() and [i] can be shared by many."
+        for node in graph.nodes
+        if isinstance(node, FromGenerator)
+    )
 
 
 def asserted_length(node: g.Node, skips: bool) -> int | None:

@@ -23,6 +23,7 @@ from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
+from millrace.graph.source_nodes import FromGenerator
 from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
@@ -416,6 +417,7 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Filter: _filter,
     **dict.fromkeys(IN_SEQUENCE, _in_sequence),
     g.FlatMap: _many,
+    FromGenerator: _many,
     g.Interleave: _many,
     g.Unbatch: _many,
     g.Prefetch: _same,

@@ -65,6 +65,26 @@ PIPELINES = {
 }
 
 
+def generated(rng):
+    yield from rng.integers(1 << 40, size=100).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:from_generator.* is run by one worker")
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_a_service_reads_what_the_process_would(service, data):
+    sources = {
+        "text": mr.Dataset.from_text(data.paths("txt")),
+        "csv": mr.Dataset.from_csv(data.paths("csv"), columns=["name"]),
+        "records": mr.Dataset.from_fixed_length_records(data.paths("fixed"), 5).shuffle(20),
+        "a generator": mr.Dataset.from_generator(generated).map(noise).batch(9),
+    }
+    for name, source in sources.items():
+        dataset = source.with_options(seed=3)
+        here = [list(dataset.__pipeline__().read_epoch(number)) for number in range(2)]
+        there = together(consume([dataset.distribute(service.address, deterministic=True)], 2))
+        assert list(map(prints, there)) == list(map(prints, here)), name
+
+
 @pytest.mark.parametrize("service", [2], indirect=True)
 def test_a_service_gives_what_the_process_would(service):
     for name, pipeline in PIPELINES.items():

@@ -1,0 +1,45 @@
+"""Nodes of sources of lines, rows of CSV files, records of one length, and generator functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.graph.nodes import FlatMap, Source
+
+
+class FromText(Source, op="from_text"):
+    """Lines as elements: ``str``."""
+
+    patterns: tuple[str, ...]
+    compression: str | None = None
+    """None (by the file's ending), ``""`` (none), ``"GZIP"`` or ``"ZLIB"``; also of the nodes below."""
+
+
+class FromCSV(Source, op="from_csv"):
+    """Rows of CSV files as elements: a dict by column."""
+
+    patterns: tuple[str, ...]
+    columns: tuple[str, ...] | None = None
+    """Columns to read; None: all."""
+    names: tuple[str, ...] | None = None
+    """Columns of the files, which have no line that says them; None: the first line of each does."""
+    types: Any = None
+    """Type of columns, a dict of "int", "float", "str", "bytes" or "bool" by name; others as the data look."""
+    delimiter: str = ","
+    compression: str | None = None
+
+
+class FromFixedLengthRecords(Source, op="from_fixed_length_records"):
+    """Records of one length as elements: ``bytes``."""
+
+    patterns: tuple[str, ...]
+    record_bytes: int
+    header_bytes: int = 0
+    """Bytes at a file's beginning that are no record."""
+    footer_bytes: int = 0
+    """Bytes at a file's end that are no record."""
+    compression: str | None = None
+
+
+class FromGenerator(FlatMap, op="from_generator"):
+    """All elements of ``fn()``, an iterable; its input is one element, which the function doesn't get."""
