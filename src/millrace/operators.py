@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from millrace import validation
@@ -44,6 +44,24 @@ class Operators(NamesEquivalents):
             fn=validation.function("map", map_func, key=key),
             num_parallel_calls=validation.parallel("map", num_parallel_calls),
             deterministic=bool(deterministic),
+        )
+
+    def parse_example(self, features: Mapping[str, Any], num_parallel_calls: int | None = AUTOTUNE) -> Self:
+        """Features of serialized ``tf.train.Example`` records, a dict by name, without TensorFlow.
+
+        Args:
+            features: by name a ``FixedLenFeature(shape, dtype, default_value)`` or a ``VarLenFeature(dtype)`` of
+                :mod:`millrace.tf_example`, or TensorFlow's; dtypes are int64, float32 and bytes.
+            num_parallel_calls: as for :meth:`map`.
+        """
+        from millrace.tf_example import ExampleParser
+
+        parser = ExampleParser(features)
+        return self._then(
+            g.Map,
+            fn=g.Opaque(parser, "parse_example", key=repr(parser)),
+            num_parallel_calls=validation.parallel("parse_example", num_parallel_calls),
+            deterministic=True,
         )
 
     def filter(self, predicate: UserFunction, *, key: str = "") -> Self:

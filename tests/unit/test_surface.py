@@ -37,7 +37,7 @@ SOURCES = [
 ]
 OPERATORS = [
     *("assert_cardinality", "autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
-    *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch"),
+    *("filter", "flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch", "parse_example"),
     *("prefetch", "ragged_batch", "rebatch", "repeat", "sample", "sample_from_datasets", "scan", "shard", "shuffle"),
     *("skip", "take", "take_while", "unbatch", "unique", "window", "with_options", "zip"),
 ]
