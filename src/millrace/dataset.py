@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace import validation
 from millrace.distributed import DistributedDataset
+from millrace.errors import PipelineError
 from millrace.frameworks.base import Viewable
 from millrace.graph import nodes as g
 from millrace.graph import source_nodes as s
@@ -202,6 +204,14 @@ class Dataset(Operators, Viewable):
             compression=validation.compression(label, compression),
         )
         return cls(node)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Dataset:
+        """Elements that :meth:`save` has written to ``path``, in their order."""
+        folder = validation.folder("load", "path", path)
+        if folder is None:
+            raise PipelineError("load takes the path that a dataset was saved to, not None")
+        return cls(s.Load(path=folder))
 
     @classmethod
     def from_generator(cls, generator: Callable[..., Iterable[Any]], *, key: str = "") -> Dataset:

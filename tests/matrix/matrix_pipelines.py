@@ -101,6 +101,7 @@ OPERATORS = {
     "from_csv": lambda root: Dataset.from_csv(files(root, "csv"), types={"name": bytes}).batch(20),
     "from_fixed_length_records": lambda root: Dataset.from_fixed_length_records(files(root, "fixed"), 5).batch(20),
     "from_generator": lambda root: Dataset.from_generator(generated).map(random).batch(20),
+    "load": lambda root: Dataset.load(root / "saved").batch(20),
     "from_arrays": lambda root: Dataset.from_arrays({"x": np.arange(800).reshape(400, 2), "y": np.arange(400)}).batch(
         20
     ),

@@ -137,9 +137,7 @@ class TestSequences:
 def test_it_is_said_that_a_sequence_runs_on_one_worker():
     (warning,) = Dataset.range(3).unique().__pipeline__().plan().warnings
     assert warning.startswith("the pipeline runs as one task on one worker, in order: unique() compares each element")
-    assert warning.endswith(
-        "Do without it, or keep what it gives in files that the training reads, and the work can be shared."
-    )
+    assert warning.endswith("Do without it, or save() what it gives once and load() that, and the work can be shared.")
 
 
 @pytest.mark.parametrize("shift", [1, 3, 5, 9])

@@ -33,6 +33,7 @@ SOURCES = [
     "from_text",
     "from_tfrecords",
     "from_webdataset",
+    "load",
     "range",
 ]
 OPERATORS = [
@@ -42,7 +43,7 @@ OPERATORS = [
     *("skip", "take", "take_while", "unbatch", "unique", "window", "with_options", "zip"),
 ]
 BEHIND = sorted({*OPERATORS} - {"concatenate", "sample", "sample_from_datasets", "zip"})
-READ_HERE = ["element_spec", "peek", "reduce"]
+READ_HERE = ["element_spec", "peek", "reduce", "save"]
 TEN = mr.Dataset.range(10).batch(2)
 
 

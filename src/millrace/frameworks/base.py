@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -169,6 +170,23 @@ class Viewable(Stateful):
             for element in epoch:
                 state = reduce_func(state, element)
         return state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Read the next epoch, and keep its elements in a folder or a prefix of a bucket, for :meth:`Dataset.load`.
+
+        Args:
+            path: of a folder, or an ``s3://``, ``gs://`` or ``az://`` prefix, that holds no saved dataset.
+
+        Raises:
+            PipelineError: it holds one.
+            CodecError: an element has no form as bytes.
+            SourceError: it cannot be written.
+        """
+        from millrace.sources.saved import save
+        from millrace.sources.storage import absolute
+
+        with self._source.read_epoch() as epoch:
+            save(absolute(os.fspath(path)), iter(epoch))
 
     def __str__(self) -> str:
         """Expression that makes the dataset."""

@@ -1,4 +1,4 @@
-"""Nodes of sources of lines, rows of CSV files, records of one length, and generator functions."""
+"""Nodes of sources of lines, rows of CSV files, records of one length, saved elements, and generator functions."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ class FromFixedLengthRecords(Source, op="from_fixed_length_records"):
     footer_bytes: int = 0
     """Bytes at a file's end that are no record."""
     compression: str | None = None
+
+
+class Load(Source, op="load"):
+    """Elements that ``save`` has written."""
+
+    path: str
 
 
 class FromGenerator(FlatMap, op="from_generator"):

@@ -76,6 +76,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     s.FromText: {"patterns"},
     s.FromCSV: {"patterns"},
     s.FromFixedLengthRecords: {"patterns"},
+    s.Load: {"path"},
     g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
 }
 """Parameters that only decide which items there are, and in which order."""

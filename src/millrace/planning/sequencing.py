@@ -9,7 +9,7 @@ from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
 from millrace.graph.source_nodes import FromGenerator
 
-_APART = "Do without it, or keep what it gives in files that the training reads, and the work can be shared."
+_APART = "Do without it, or save() what it gives once and load() that, and the work can be shared."
 
 IN_SEQUENCE: Mapping[type[g.Node], tuple[str, str]] = {
     g.TakeWhile: ("ends where its predicate is false for the first time, which only reading in order finds", _APART),

@@ -23,6 +23,7 @@ _MODULES: dict[type[Node], str] = {
     source_nodes.FromText: "millrace.sources.text_lines",
     source_nodes.FromCSV: "millrace.sources.csv_rows",
     source_nodes.FromFixedLengthRecords: "millrace.sources.fixed_records",
+    source_nodes.Load: "millrace.sources.saved",
 }
 
 
@@ -30,6 +31,7 @@ _KINDS: dict[type[Node], str] = {
     nodes.FromParquet: "row",
     source_nodes.FromCSV: "row",
     source_nodes.FromText: "line",
+    source_nodes.Load: "element",
 }
 """Word for an element in messages."""
 

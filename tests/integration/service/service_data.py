@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millrace.dataset import Dataset
 from millrace.sources.crc32c import mask
 
 FILES = 7
@@ -54,6 +55,7 @@ def write_data(root: Path) -> Data:
         (root / f"{file}.fixed").write_bytes(b"".join(b"%05d" % number for number in numbers))
         for number in numbers:
             (root / "files" / f"{number:04d}.bin").write_bytes(text(number))
+    Dataset.range(COUNT).save(root / "saved")
     return Data(root)
 
 

@@ -65,17 +65,22 @@ PIPELINES = {
 }
 
 
+def key_of(number):
+    return -number
+
+
 def generated(rng):
     yield from rng.integers(1 << 40, size=100).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:from_generator.* is run by one worker")
 @pytest.mark.parametrize("service", [2], indirect=True)
-def test_a_service_reads_what_the_process_would(service, data):
+def test_a_service_reads_what_the_process_would(service, data, tmp_path):
     sources = {
         "text": mr.Dataset.from_text(data.paths("txt")),
         "csv": mr.Dataset.from_csv(data.paths("csv"), columns=["name"]),
         "records": mr.Dataset.from_fixed_length_records(data.paths("fixed"), 5).shuffle(20),
+        "what was saved": mr.Dataset.load(data.root / "saved").shuffle(20),
         "a generator": mr.Dataset.from_generator(generated).map(noise).batch(9),
     }
     for name, source in sources.items():
@@ -83,6 +88,9 @@ def test_a_service_reads_what_the_process_would(service, data):
         here = [list(dataset.__pipeline__().read_epoch(number)) for number in range(2)]
         there = together(consume([dataset.distribute(service.address, deterministic=True)], 2))
         assert list(map(prints, there)) == list(map(prints, here)), name
+    with mr.Dataset.range(30).map(key_of).distribute(service.address, deterministic=True) as computed:
+        computed.batch(4).save(tmp_path)
+    assert [number for batch in mr.Dataset.load(tmp_path) for number in batch] == list(range(0, -30, -1))
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

@@ -226,7 +226,7 @@ def test_lengths():
 def test_what_depends_on_all_before_it_runs_as_one_sequence(operator, said):
     with pytest.raises(UnplannableError, match=said) as caught:
         of(TEN, operator, MAP)
-    assert caught.value.remedy.startswith("Do without it, or keep what it gives in files")
+    assert caught.value.remedy.startswith("Do without it, or save() what it gives once")
 
 
 @pytest.mark.parametrize(

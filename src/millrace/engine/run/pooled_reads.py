@@ -18,7 +18,8 @@ _SPARE_THREADS = 32
 
 def reads_far(node: Node) -> bool:
     """Whether a read of the node is a request to another machine, so that many at once pay."""
-    return isinstance(node, Source) and any(map(is_far, getattr(node, "patterns", ())))
+    places = getattr(node, "patterns", ()) or (getattr(node, "path", ""),)
+    return isinstance(node, Source) and any(map(is_far, places))
 
 
 class PooledReads:
