@@ -38,11 +38,11 @@ _REFUSED: Mapping[type[g.Node], str] = {
     "distribute(), iterate several times, or write .epochs(n)",
 }
 _UNEVEN = (
-    *(g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.Rebatch),
+    *(g.Filter, g.TakeWhile, g.Unique, g.FlatMap, g.Interleave, g.Unbatch, g.Rebatch),
     *(g.BucketBySequenceLength, g.GroupByWindow, g.Pack),
 )
 """Operators that may give one rank more elements than another, of equally many."""
-_COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)
+_COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate, g.AssertCardinality)
 """Operators that count what one process gets."""
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace import mixture_arguments, validation
 from millrace.distributed import DistributedDataset
+from millrace.errors import PipelineError
 from millrace.frameworks.base import Viewable
 from millrace.graph import nodes as g
+from millrace.graph import source_nodes as s
+from millrace.graph.source_nodes import FromArrays, FromList, FromMapStyle, FromParquet
 from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 from millrace.operators import Operators
 from millrace.pipeline import Pipeline
+from millrace.whole_numbers import whole
 from millrace.windowed import pipeline_of
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ class Dataset(Operators, Viewable):
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Dataset:
         """Items of a sequence. They travel with the pipeline, so they should be small: paths, ids, rows."""
-        return cls(g.FromList(items=g.Opaque(items, "items"), count=validation.items(items)))
+        return cls(FromList(items=g.Opaque(items, "items"), count=validation.items(items)))
 
     @classmethod
     def from_arrays(cls, arrays: Any) -> Dataset:
@@ -60,7 +65,7 @@ class Dataset(Operators, Viewable):
             PipelineError: their numbers of rows differ, or something is no array; a ValueError that names them.
         """
         held, count, contents = validation.arrays(arrays)
-        return cls(g.FromArrays(arrays=held, count=count, contents=contents))
+        return cls(FromArrays(arrays=held, count=count, contents=contents))
 
     @classmethod
     def from_files(cls, patterns: validation.Patterns, *, digest: validation.DigestPath = None) -> Dataset:
@@ -89,9 +94,9 @@ class Dataset(Operators, Viewable):
             digest: as for :meth:`from_files`, of the records.
         """
         label = "from_tfrecords"
-        validation.one_of(label, "compression", compression, (None, "", "GZIP", "ZLIB"))
+        packed = validation.compression(label, compression)
         given, known = validation.patterns(label, patterns), validation.digest(label, digest)
-        return cls(g.FromTFRecords(patterns=given, compression=compression, digest=known))
+        return cls(g.FromTFRecords(patterns=given, compression=packed, digest=known))
 
     @classmethod
     def from_webdataset(
@@ -127,13 +132,103 @@ class Dataset(Operators, Viewable):
         """
         label = "from_parquet"
         given, chosen = validation.patterns(label, patterns), validation.columns(label, columns)
-        return cls(g.FromParquet(patterns=given, columns=chosen, digest=validation.digest(label, digest)))
+        return cls(FromParquet(patterns=given, columns=chosen, digest=validation.digest(label, digest)))
+
+    @classmethod
+    def from_text(cls, patterns: validation.Patterns, *, compression: str | None = None) -> Dataset:
+        """One element per line of text files in UTF-8: a ``str`` without the end of the line.
+
+        Args:
+            patterns: as for :meth:`from_files`.
+            compression: as for :meth:`from_tfrecords`.
+        """
+        known = validation.compression("from_text", compression)
+        return cls(s.FromText(patterns=validation.patterns("from_text", patterns), compression=known))
+
+    @classmethod
+    def from_csv(
+        cls,
+        patterns: validation.Patterns,
+        *,
+        columns: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        types: Mapping[str, type] | None = None,
+        delimiter: str = ",",
+        compression: str | None = None,
+    ) -> Dataset:
+        """One element per row of CSV files: a dict by column. A missing number is None.
+
+        Args:
+            patterns: as for :meth:`from_files`.
+            columns: names of those that are read; None: all.
+            names: of the files' columns, where these have no first line that says them; None: they have.
+            types: by column int, float, str, bytes or bool; of others what the first file's first MiB looks like.
+            delimiter: one character between values, which may be in double quotes.
+            compression: as for :meth:`from_tfrecords`.
+        """
+        label = "from_csv"
+        node = s.FromCSV(
+            patterns=validation.patterns(label, patterns),
+            columns=validation.columns(label, columns),
+            names=validation.columns(label, names, "names"),
+            types=validation.column_types(label, types),
+            delimiter=validation.delimiter(label, delimiter),
+            compression=validation.compression(label, compression),
+        )
+        return cls(node)
+
+    @classmethod
+    def from_fixed_length_records(
+        cls,
+        patterns: validation.Patterns,
+        record_bytes: int,
+        *,
+        header_bytes: int = 0,
+        footer_bytes: int = 0,
+        compression: str | None = None,
+    ) -> Dataset:
+        """One element per record of files whose records have one length: ``bytes``.
+
+        Args:
+            patterns: as for :meth:`from_files`.
+            record_bytes: of a record.
+            header_bytes: at each file's beginning, left out.
+            footer_bytes: at each file's end, left out.
+            compression: as for :meth:`from_tfrecords`.
+        """
+        label = "from_fixed_length_records"
+        node = s.FromFixedLengthRecords(
+            patterns=validation.patterns(label, patterns),
+            record_bytes=validation.positive(label, "record_bytes", record_bytes),
+            header_bytes=whole(label, "header_bytes", header_bytes, 0),
+            footer_bytes=whole(label, "footer_bytes", footer_bytes, 0),
+            compression=validation.compression(label, compression),
+        )
+        return cls(node)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Dataset:
+        """Elements that :meth:`save` has written to ``path``, in their order."""
+        folder = validation.folder("load", "path", path)
+        if folder is None:
+            raise PipelineError("load takes the path that a dataset was saved to, not None")
+        return cls(s.Load(path=folder))
+
+    @classmethod
+    def from_generator(cls, generator: Callable[..., Iterable[Any]], *, key: str = "") -> Dataset:
+        """Elements of ``generator()``, or ``generator(rng)``, a generator function or whatever gives an iterable.
+
+        One worker runs it, from its beginning in each epoch, and when it goes on from a state. If it has no end, put
+        :meth:`take` behind it. ``key`` as for :meth:`map`.
+        """
+        function = validation.generator("from_generator", generator, key)
+        return cls(s.FromGenerator(inputs=(g.Range(start=0, stop=1),), fn=function))
 
     @classmethod
     def from_map_style(cls, dataset: Any, *, key: str = "") -> Dataset:
         """``dataset[i]`` for every i below ``len(dataset)``: a torch Dataset, a list; ``key`` as for :meth:`map`."""
         held, count = validation.map_style("from_map_style", dataset, key)
-        return cls(g.FromMapStyle(dataset=held, count=count))
+        return cls(FromMapStyle(dataset=held, count=count))
 
     @staticmethod
     def zip(*datasets: Dataset | Mapping[str, Dataset] | Sequence[Dataset]) -> Dataset:
@@ -276,7 +371,7 @@ class Dataset(Operators, Viewable):
         return self._then(
             g.RejectionResample,
             class_fn=validation.function(label, class_func),
-            **validation.distributions(label, target_dist, initial_dist),
+            **mixture_arguments.distributions(label, target_dist, initial_dist),
             seed=validation.seed(label, seed),
         )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.notation import graph_of
-from millrace.validation import node, one_of
+from millrace.graph.source_nodes import FromList
+from millrace.validation import listed, node, one_of
 from millrace.validation import weights as checked_weights
 from millrace.whole_numbers import is_int
 
@@ -115,7 +118,7 @@ def _pattern(
 
 def _is_known(chosen: g.Node) -> bool:
     """Whether the elements of a dataset follow from how it is written."""
-    cheap = isinstance(chosen, (g.Range, g.FromList, g.Take, g.Concatenate, g.Repeat, *_PASSING))
+    cheap = isinstance(chosen, (g.Range, FromList, g.Take, g.Concatenate, g.Repeat, *_PASSING))
     few = isinstance(chosen, g.Skip) and chosen.count <= MOST_CHOICES
     return (cheap or few) and all(map(_is_known, chosen.inputs))
 
@@ -125,7 +128,7 @@ def _values(chosen: g.Node) -> Iterator[Any]:
     match chosen:
         case g.Range():
             return iter(range(chosen.start, chosen.stop, chosen.step))
-        case g.FromList():
+        case FromList():
             return iter(chosen.items.value)
         case g.Take() if chosen.count >= 0:
             return itertools.islice(below[0](), chosen.count)
@@ -142,3 +145,34 @@ def _numbers(operator: str, found: list[Any], datasets: int) -> tuple[int, ...]:
     if wrong is not None:
         raise PipelineError(f"{operator}: a choice is the number of a dataset, from 0 to {datasets - 1}, not {wrong!r}")
     return tuple(map(int, found))
+
+
+def shares(operator: str, name: str, value: Any) -> tuple[float, ...]:
+    """Shares of classes, at least two, that are 1 together."""
+    given = listed(operator, name, value)
+    numbers = all(isinstance(each, Real) for each in given)
+    sound = numbers and all(math.isfinite(each) and each >= 0 for each in given)
+    if len(given) < 2 or not sound or not math.isclose(sum(given), 1, rel_tol=1e-3):
+        raise PipelineError(
+            f"{operator}: {name} is a list of the shares of classes, at least two of them, none negative, and 1"
+            f" together, not {list(given)}"
+        )
+    return tuple(float(each) / float(sum(given)) for each in given)
+
+
+def distributions(operator: str, target: Any, initial: Any) -> dict[str, Any]:
+    """Find the shares of classes that there are to be, and those that there are, if these are known."""
+    wanted = shares(operator, "target_dist", target)
+    if initial is None:
+        return {"target_dist": wanted, "initial_dist": None}
+    there = shares(operator, "initial_dist", initial)
+    if len(there) != len(wanted):
+        raise PipelineError(
+            f"{operator}: target_dist has {len(wanted)} classes and initial_dist {len(there)}; it takes a share of each"
+        )
+    missing = [number for number, each in enumerate(there) if not each and wanted[number]]
+    if missing:
+        raise PipelineError(
+            f"{operator}: class {missing[0]} is to have a share by target_dist, and there is none by initial_dist"
+        )
+    return {"target_dist": wanted, "initial_dist": there}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from millrace import validation
@@ -46,9 +46,51 @@ class Operators(NamesEquivalents):
             deterministic=bool(deterministic),
         )
 
+    def parse_example(self, features: Mapping[str, Any], num_parallel_calls: int | None = AUTOTUNE) -> Self:
+        """Features of serialized ``tf.train.Example`` records, a dict by name, without TensorFlow.
+
+        Args:
+            features: by name a ``FixedLenFeature(shape, dtype, default_value)`` or a ``VarLenFeature(dtype)`` of
+                :mod:`millrace.tf_example`, or TensorFlow's; dtypes are int64, float32 and bytes.
+            num_parallel_calls: as for :meth:`map`.
+        """
+        from millrace.tf_example import ExampleParser
+
+        parser = ExampleParser(features)
+        return self._then(
+            g.Map,
+            fn=g.Opaque(parser, "parse_example", key=repr(parser)),
+            num_parallel_calls=validation.parallel("parse_example", num_parallel_calls),
+            deterministic=True,
+        )
+
     def filter(self, predicate: UserFunction, *, key: str = "") -> Self:
         """Elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
         return self._then(g.Filter, fn=validation.function("filter", predicate, key=key))
+
+    def take_while(self, predicate: UserFunction, *, key: str = "") -> Self:
+        """Elements up to the first for which ``predicate(element)`` is False; ``key`` as for :meth:`map`.
+
+        The pipeline runs as one task, in order.
+        """
+        return self._then(g.TakeWhile, fn=validation.function("take_while", predicate, key=key))
+
+    def scan(self, initial_state: Any, scan_func: UserFunction, *, key: str = "") -> Self:
+        """One output for each element: ``scan_func(state, element)`` returns the next state and the output.
+
+        The pipeline runs as one task, in order.
+
+        Args:
+            initial_state: the first state, in each epoch anew.
+            scan_func: a function of the state and the element.
+            key: as for :meth:`map`.
+        """
+        function = validation.function("scan", scan_func, ("state", "element"), key)
+        return self._then(g.Scan, initial_state=initial_state, fn=function)
+
+    def unique(self) -> Self:
+        """Elements that are not equal to an earlier one. The pipeline runs as one task, in order."""
+        return self._then(g.Unique)
 
     def flat_map(self, map_func: UserFunction, *, key: str = "") -> Self:
         """All elements of ``map_func(element)``, a Dataset or iterable, one after the other; ``key`` as for ``map``."""
@@ -93,13 +135,52 @@ class Operators(NamesEquivalents):
             reshuffle_each_iteration=reshuffle_each_iteration is None or bool(reshuffle_each_iteration),
         )
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis."""
-        size = validation.positive("batch", "batch_size", batch_size)
-        return self._then(g.Batch, batch_size=size, drop_remainder=bool(drop_remainder))
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        *,
+        fill_remainder: str | None = None,
+        collate: UserFunction | None = None,
+        key: str = "",
+    ) -> Self:
+        """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis.
+
+        Args:
+            batch_size: elements of a batch.
+            drop_remainder: leave out a last, short batch.
+            fill_remainder: give a short batch ``batch_size`` rows, too, by repeating its elements from the first on.
+                "repeat": that is all; "mask": each batch is a pair ``(batch, mask)``, with a mask of bool that says
+                which rows are no repetition.
+            collate: makes the batch of the list of its elements, in the place of stacking: ``collate(elements)``, or
+                ``collate(elements, rng)``; with a mask the list is of pairs ``(element, bool)``.
+            key: of ``collate``, as for :meth:`map`.
+        """
+        if collate is not None:
+            validation.function("batch", collate, ("elements",), key)
+        batches = self._then(
+            g.Batch,
+            **validation.batch("batch", batch_size, drop_remainder, fill_remainder),
+            listed=collate is not None,
+        )
+        return batches if collate is None or collate is list else batches.map(collate, key=key)
+
+    def ragged_batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Batches as of :meth:`batch`, in which arrays may differ in their first dimension, without padding.
+
+        Each array of one dimension or more becomes a namedtuple ``Ragged(values, row_splits)``: the rows of all, and an
+        int64 array of ``batch_size + 1`` places; element i has ``values[row_splits[i] : row_splits[i + 1]]``.
+        """
+        return self._then(g.RaggedBatch, **validation.batch("ragged_batch", batch_size, drop_remainder, None))
 
     def padded_batch(
-        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        *,
+        fill_remainder: str | None = None,
     ) -> Self:
         """Batches as of :meth:`batch`, with each leaf padded at its ends first.
 
@@ -109,13 +190,13 @@ class Operators(NamesEquivalents):
                 dimension: the longest of the batch.
             padding_values: a value for all leaves or a pytree of values; default zero or empty.
             drop_remainder: leave out a last, short batch.
+            fill_remainder: as of :meth:`batch`.
         """
         return self._then(
             g.PaddedBatch,
-            batch_size=validation.positive("padded_batch", "batch_size", batch_size),
             padded_shapes=validation.padded_shapes("padded_batch", padded_shapes),
             padding_values=padding_values,
-            drop_remainder=bool(drop_remainder),
+            **validation.batch("padded_batch", batch_size, drop_remainder, fill_remainder),
         )
 
     def bucket_by_sequence_length(
@@ -212,6 +293,24 @@ class Operators(NamesEquivalents):
             padding_values=padding_values,
         )
 
+    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
+        """Windows of ``size`` elements, each a list, which overlap where ``shift`` is less than they span.
+
+        Args:
+            size: elements of a window; the last ones may have fewer.
+            shift: elements from the beginning of a window to that of the next; None: ``size``.
+            stride: elements from one of a window to its next.
+            drop_remainder: leave out windows with fewer elements.
+        """
+        length = validation.positive("window", "size", size)
+        return self._then(
+            g.SlidingWindow,
+            size=length,
+            shift=length if shift is None else validation.positive("window", "shift", shift),
+            stride=validation.positive("window", "stride", stride),
+            drop_remainder=bool(drop_remainder),
+        )
+
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Batches cut anew to ``batch_size`` rows."""
         size = validation.positive("rebatch", "batch_size", batch_size)
@@ -237,6 +336,15 @@ class Operators(NamesEquivalents):
         """Every ``num_shards``-th element, from number ``index`` on."""
         shards = validation.positive("shard", "num_shards", num_shards)
         return self._then(g.Shard, num_shards=shards, index=validation.index("shard", "index", index, shards))
+
+    def assert_cardinality(self, expected_cardinality: int) -> Self:
+        """All elements as they are, of which there must be so many; that is what ``len()`` says then.
+
+        Raises:
+            PipelineError: while it is read; there are more, or fewer.
+        """
+        label = "assert_cardinality"
+        return self._then(g.AssertCardinality, count=whole(label, "expected_cardinality", expected_cardinality, 0))
 
     def enumerate(self, start: int = 0) -> Self:
         """``(start + i, element)``."""

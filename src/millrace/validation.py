@@ -44,6 +44,17 @@ class WindowReducer:
         return self.reduce_func(key, Dataset.from_list(elements))
 
 
+class GeneratorCall:
+    """Call of a user's generator function, for the one element that stands for the whole source."""
+
+    def __init__(self, generator: Callable[..., Any]) -> None:
+        self.generator = generator
+
+    def __call__(self, _element: Any, **rng: Any) -> Any:
+        """Begin to generate."""
+        return self.generator(**rng)
+
+
 def begun(source: Node | None) -> Node:
     """Check the node of a dataset that is being made: not what a user gave to the class."""
     if not isinstance(source, Node):
@@ -94,6 +105,17 @@ def function(operator: str, value: Any, arguments: Sequence[str] = ("element",),
     return Opaque(value, about.name, about.where, about.takes_rng, version(operator, key))
 
 
+def generator(operator: str, value: Any, key: str) -> Opaque:
+    """Describe a user's generator function."""
+    if inspect.isgenerator(value):
+        raise PipelineError(
+            f"{operator} takes a generator function, not the generator that it returns, which would be at its end "
+            f"after one epoch: {operator}({name_of(value)})"
+        )
+    about = describe(value, operator, ())
+    return Opaque(GeneratorCall(value), about.name, about.where, about.takes_rng, version(operator, key))
+
+
 def version(operator: str, value: Any) -> str:
     """Check ``key``, the name that the user gives to a function's or an object's version."""
     if not isinstance(value, str):
@@ -107,8 +129,8 @@ def reducer(operator: str, value: Any) -> Opaque:
     return Opaque(WindowReducer(value), about.name, about.where)
 
 
-def _listed(operator: str, what: str, value: Any) -> tuple[Any, ...]:
-    """``value``, which has to be a list, a tuple or the like."""
+def listed(operator: str, what: str, value: Any) -> tuple[Any, ...]:
+    """Check that ``value`` is a list, a tuple or the like; return it as a tuple."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise PipelineError(f"{operator} takes a list of {what}, not {value!r}")
     return tuple(value)
@@ -118,7 +140,7 @@ def columns(operator: str, value: Any, what: str = "columns") -> tuple[str, ...]
     """Names of columns, or of what else elements have by name, at least one; None for all."""
     if value is None:
         return None
-    chosen = _listed(operator, what, value)
+    chosen = listed(operator, what, value)
     if not chosen or not all(isinstance(name, str) for name in chosen):
         raise PipelineError(f"{operator}: {what} are names, at least one, or None for all, not {list(chosen)}")
     return chosen
@@ -126,7 +148,7 @@ def columns(operator: str, value: Any, what: str = "columns") -> tuple[str, ...]
 
 def patterns(operator: str, value: Patterns) -> tuple[str, ...]:
     """Paths or patterns, at least one; local ones absolute, as workers run in folders of their own."""
-    given = (value,) if isinstance(value, (str, os.PathLike)) else _listed(operator, "paths or patterns", value)
+    given = (value,) if isinstance(value, (str, os.PathLike)) else listed(operator, "paths or patterns", value)
     for each in given:
         if not isinstance(each, (str, os.PathLike)):
             raise PipelineError(f"{operator} takes a path, a pattern or a list of such, not {each!r}")
@@ -159,6 +181,31 @@ def digest(operator: str, value: Any) -> str:
             f"{operator}(digest=) takes the path or URL of a file that `millrace digest` made, or None, not {value!r}"
         )
     return absolute(path)
+
+
+def compression(operator: str, value: Any) -> str | None:
+    """Compression of files; None goes by each file's ending."""
+    one_of(operator, "compression", value, (None, "", "GZIP", "ZLIB"))
+    return None if value is None else str(value)
+
+
+_COLUMN_TYPES: dict[Any, str] = {int: "int", float: "float", str: "str", bytes: "bytes", bool: "bool"}
+
+
+def column_types(operator: str, value: Any) -> dict[str, str] | None:
+    """Names of types by column; None where none was given."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(kind in _COLUMN_TYPES for kind in value.values()):
+        raise PipelineError(f"{operator}: types are int, float, str, bytes or bool by column, not {value!r}")
+    return {str(name): _COLUMN_TYPES[kind] for name, kind in value.items()}
+
+
+def delimiter(operator: str, value: Any) -> str:
+    """Character between the values of a row."""
+    if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in '"\r\n':
+        raise PipelineError(f"{operator}: delimiter is one ASCII character other than a quote, not {value!r}")
+    return value
 
 
 def folder(operator: str, name: str, value: Any) -> str | None:
@@ -270,7 +317,7 @@ def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[f
     """Weight for each of ``count`` datasets."""
     if graph_of(value) is not None:
         raise PipelineError(f"{operator} takes its datasets in one list: [a, b]")
-    chosen = (1.0,) * count if value is None else _listed(operator, "weights", value)
+    chosen = (1.0,) * count if value is None else listed(operator, "weights", value)
     numbers = all(isinstance(weight, Real) for weight in chosen)
     sound = len(chosen) == count and numbers and all(math.isfinite(weight) and weight >= 0 for weight in chosen)
     if not count or not sound or not any(chosen):
@@ -281,44 +328,25 @@ def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[f
     return tuple(map(float, chosen))
 
 
-def shares(operator: str, name: str, value: Any) -> tuple[float, ...]:
-    """Shares of classes, at least two, that are 1 together."""
-    given = _listed(operator, name, value)
-    numbers = all(isinstance(each, Real) for each in given)
-    sound = numbers and all(math.isfinite(each) and each >= 0 for each in given)
-    if len(given) < 2 or not sound or not math.isclose(sum(given), 1, rel_tol=1e-3):
+def batch(operator: str, size: Any, drop_remainder: Any, fill_remainder: Any) -> dict[str, Any]:
+    """Size of batches, and what becomes of a last one with fewer elements."""
+    number = positive(operator, "batch_size", size)
+    one_of(operator, "fill_remainder", fill_remainder, (None, "repeat", "mask"))
+    if drop_remainder and fill_remainder is not None:
         raise PipelineError(
-            f"{operator}: {name} is a list of the shares of classes, at least two of them, none negative, and 1"
-            f" together, not {list(given)}"
+            f"{operator}: a last, short batch is either left out (drop_remainder=True) or filled up "
+            f"(fill_remainder={fill_remainder!r}); leave one of them out"
         )
-    return tuple(float(each) / float(sum(given)) for each in given)
-
-
-def distributions(operator: str, target: Any, initial: Any) -> dict[str, Any]:
-    """Find the shares of classes that there are to be, and those that there are, if these are known."""
-    wanted = shares(operator, "target_dist", target)
-    if initial is None:
-        return {"target_dist": wanted, "initial_dist": None}
-    there = shares(operator, "initial_dist", initial)
-    if len(there) != len(wanted):
-        raise PipelineError(
-            f"{operator}: target_dist has {len(wanted)} classes and initial_dist {len(there)}; it takes a share of each"
-        )
-    missing = [number for number, each in enumerate(there) if not each and wanted[number]]
-    if missing:
-        raise PipelineError(
-            f"{operator}: class {missing[0]} is to have a share by target_dist, and there is none by initial_dist"
-        )
-    return {"target_dist": wanted, "initial_dist": there}
+    return {"batch_size": number, "drop_remainder": bool(drop_remainder), "fill_remainder": fill_remainder or ""}
 
 
 def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bucket boundaries and batch sizes that fit together."""
     edges = tuple(
-        whole(operator, "every bucket boundary", edge) for edge in _listed(operator, "bucket_boundaries", boundaries)
+        whole(operator, "every bucket boundary", edge) for edge in listed(operator, "bucket_boundaries", boundaries)
     )
     batches = tuple(
-        positive(operator, "every batch size", size) for size in _listed(operator, "bucket_batch_sizes", sizes)
+        positive(operator, "every batch size", size) for size in listed(operator, "bucket_batch_sizes", sizes)
     )
     if len(batches) != len(edges) + 1 or list(edges) != sorted(set(edges)):
         raise PipelineError(

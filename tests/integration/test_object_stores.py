@@ -24,6 +24,7 @@ import millrace as mr
 from millrace.errors import PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
+from millrace.graph.source_nodes import FromParquet
 from millrace.sources import list_source, open_source, storage, stores
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
@@ -74,7 +75,7 @@ def check_formats(place: str) -> None:
     assert read_all(nodes.FromTFRecords(patterns=(place + "a.tfrecord",))) == RECORDS
     assert read_all(nodes.FromTFRecords(patterns=(place + "a.tfrecord.gz",))) == RECORDS
     assert read_all(nodes.FromWebDataset(patterns=(place + "a.tar",))) == SAMPLES
-    rows = read_all(nodes.FromParquet(patterns=(place + "a.parquet",)))
+    rows = read_all(FromParquet(patterns=(place + "a.parquet",)))
     assert rows == [{"id": i, "data": data} for i, data in enumerate(RECORDS)]
     with storage.open_range(place + "a.tar", 100, 2_000_000) as stream:
         stream.seek(1_500_000)
@@ -140,7 +141,7 @@ def test_s3_truncated(s3: str) -> None:
         ("t.tfrecord", nodes.FromTFRecords),
         ("t.tfrecord.gz", nodes.FromTFRecords),
         ("t.tar", nodes.FromWebDataset),
-        ("t.parquet", nodes.FromParquet),
+        ("t.parquet", FromParquet),
     ):
         data = storage.read(s3 + "a" + name[1:])
         storage.write(s3 + name, data[: len(data) // 2])

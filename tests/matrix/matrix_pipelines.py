@@ -1,5 +1,6 @@
 """A pipeline for every operator and every source, of about twenty steps an epoch; workers get this file too."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,28 @@ def ragged(number: int) -> np.ndarray:
     return np.arange(number % 7)
 
 
+def summed(pairs: list[tuple[int, bool]], rng: np.random.Generator) -> tuple[int, int, float]:
+    return sum(number for number, kept in pairs if kept), len(pairs), float(rng.random())
+
+
 def key(number: int) -> int:
     return number % 3
 
 
 def window(key: int, elements: Dataset) -> Dataset:
     return elements.batch(20)
+
+
+def generated(rng: np.random.Generator) -> Iterator[int]:
+    yield from rng.integers(1000, size=400).tolist()
+
+
+def low(pair: tuple[int, int]) -> bool:
+    return pair[0] < 390
+
+
+def add(state: int, number: int) -> tuple[int, int]:
+    return state + number, state
 
 
 def fails(number: int) -> int:
@@ -80,12 +97,20 @@ OPERATORS = {
     "from_tfrecords": lambda root: Dataset.from_tfrecords(files(root, "tfrecord")).padded_batch(20),
     "from_webdataset": lambda root: Dataset.from_webdataset(files(root, "tar")).padded_batch(20),
     "from_parquet": lambda root: Dataset.from_parquet(files(root, "parquet"), columns=["number"]).batch(20),
+    "from_text": lambda root: Dataset.from_text(files(root, "txt")).batch(20),
+    "from_csv": lambda root: Dataset.from_csv(files(root, "csv"), types={"name": bytes}).batch(20),
+    "from_fixed_length_records": lambda root: Dataset.from_fixed_length_records(files(root, "fixed"), 5).batch(20),
+    "from_generator": lambda root: Dataset.from_generator(generated).map(random).batch(20),
+    "load": lambda root: Dataset.load(root / "saved").batch(20),
     "from_arrays": lambda root: Dataset.from_arrays({"x": np.arange(800).reshape(400, 2), "y": np.arange(400)}).batch(
         20
     ),
     "from_map_style": lambda root: Dataset.from_map_style(MapStyle()).batch(20),
     "map": lambda root: numbers().map(random).batch(20),
     "filter": lambda root: numbers(600).filter(kept).batch(20),
+    "take_while": lambda root: numbers().enumerate().take_while(low).batch(20),
+    "scan": lambda root: numbers().shuffle(400).scan(0, add).map(random).batch(20),
+    "unique": lambda root: numbers(200).repeat(2).unique().map(random).batch(10),
     "flat_map": lambda root: numbers().flat_map(some).batch(20),
     "interleave": lambda root: numbers(270).interleave(part, cycle_length=3, block_length=2).batch(20),
     "shuffle": lambda root: numbers().shuffle(400).map(random).batch(20),
@@ -105,12 +130,16 @@ OPERATORS = {
     ),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
+    "batch collated": lambda root: numbers(590).filter(kept).batch(20, collate=summed, fill_remainder="mask"),
+    "ragged_batch": lambda root: numbers().map(ragged).ragged_batch(20),
     "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),
     "bucket_by_sequence_length": lambda root: numbers().bucket_by_sequence_length(
         length, [10, 20], [20, 20, 20], no_padding=True
     ),
     "group_by_window": lambda root: numbers().group_by_window(key, window, window_size=20),
     "pack": lambda root: numbers().map(ragged).pack(60, window=4),
+    "window": lambda root: numbers(60).map(random).window(5, shift=3),
+    "window of what is filtered": lambda root: numbers(90).filter(kept).window(5, shift=3),
     "rebatch": lambda root: numbers(600).filter(kept).batch(8).rebatch(20),
     "unbatch": lambda root: numbers(40).batch(8).unbatch().map(random).batch(2),
     "repeat": lambda root: numbers(200).shuffle(200).repeat(2).batch(20),
@@ -145,6 +174,7 @@ OPERATORS = {
         .map(random)
         .batch(20)
     ),
+    "assert_cardinality": lambda root: numbers(600).filter(kept).assert_cardinality(400).batch(20),
     "enumerate": lambda root: numbers().enumerate().batch(20),
     "prefetch": lambda root: numbers(600).filter(kept).batch(20).prefetch(2),
     "cache": lambda root: numbers().cache().batch(20),

@@ -52,6 +52,7 @@ def passed_on(state):
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore:the pipeline runs as one task")
 @pytest.mark.filterwarnings("ignore:cache after .* keeps nothing")
+@pytest.mark.filterwarnings("ignore:from_generator.* is run by one worker")
 @pytest.mark.parametrize("place", ["in process", "on a service"])
 @pytest.mark.parametrize("name", matrix.OPERATORS)
 def test_stopped_at_every_step(services, fresh, root, name, place):

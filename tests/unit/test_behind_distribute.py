@@ -36,6 +36,11 @@ def same(element):
             "filter(same) behind distribute(equal_steps=True) may give one rank more elements than another",
         ),
         (
+            lambda: served(**RANK, equal_steps=True).take_while(same),
+            "take_while(same) behind distribute(equal_",
+        ),
+        (lambda: served(**RANK, equal_steps=True).unique(), "unique() behind distribute(equal_steps=True)"),
+        (
             lambda: served(**RANK, equal_steps=True).with_options(on_error="skip"),
             "with_options() behind distribute(equal_steps=True)",
         ),
@@ -62,6 +67,7 @@ def test_it_shows_how_it_was_made_and_travels():
 def test_a_length_follows_where_operators_let_it():
     assert len(served().map(same).skip(1).batch(2).take(50)) == 5
     assert len(served().shuffle(3).prefetch(2)) == 10
+    assert len(served().filter(same).assert_cardinality(7)) == 7
     for unknown in (served().unbatch(), served().filter(same), served(**RANK).map(same)):
         with pytest.raises(mr.UnknownLengthError):
             len(unknown)

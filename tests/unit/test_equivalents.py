@@ -65,7 +65,10 @@ def test_names_of_a_module_are_answered_too():
         (lambda: TEN.batch(3, drop_last=True), f"batch() has no argument 'drop_last'; {ARGUMENTS['drop_last']}"),
         (lambda: DATASET.from_list([1], name="x"), f"from_list() has no argument 'name'; {ARGUMENTS['name']}"),
         (lambda: DATASET.zip(TEN, nam="x"), "zip() has no argument 'nam'; it takes datasets"),
-        (lambda: TEN.batch(3, drop=True), "batch() has no argument 'drop'; it takes batch_size, drop_remainder"),
+        (
+            lambda: TEN.batch(3, drop=True),
+            "batch() has no argument 'drop'; it takes batch_size, drop_remainder, fill_remainder, collate, key",
+        ),
         (
             lambda: TEN.distribute(processing_mode="distributed_epoch"),
             f"distribute() has no argument 'processing_mode'; {ARGUMENTS['processing_mode']}",
@@ -136,7 +139,14 @@ def test_every_name_stands_in_the_page_for_newcomers():
 
 
 def test_signatures_stay_what_they_are_and_copies_can_be_made():
-    assert list(inspect.signature(mr.Dataset.batch).parameters) == ["self", "batch_size", "drop_remainder"]
+    assert list(inspect.signature(mr.Dataset.batch).parameters) == [
+        "self",
+        "batch_size",
+        "drop_remainder",
+        "fill_remainder",
+        "collate",
+        "key",
+    ]
     assert inspect.getdoc(mr.Dataset.batch)
     assert list(copy.deepcopy(TEN)) == list(pickle.loads(pickle.dumps(TEN))) == list(range(10))
 

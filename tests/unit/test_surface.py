@@ -23,12 +23,17 @@ STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]
 VIEWS = ["jax", "numpy", "tensorflow", "torch"]
 SOURCES = [
     "from_arrays",
+    "from_csv",
     "from_files",
+    "from_fixed_length_records",
+    "from_generator",
     "from_list",
     "from_map_style",
     "from_parquet",
+    "from_text",
     "from_tfrecords",
     "from_webdataset",
+    "load",
     "range",
 ]
 BEFORE = {
@@ -44,11 +49,13 @@ BEFORE = {
 }
 """Operators that stand before ``distribute()``."""
 BEHIND = [
-    *("autocache", "batch", "bucket_by_sequence_length", "cache", "enumerate", "filter", "flat_map", "group_by_window"),
-    *("interleave", "map", "pack", "padded_batch", "prefetch", "rebatch", "repeat", "shard", "shuffle", "skip", "take"),
-    *("unbatch", "with_options"),
+    *("assert_cardinality", "autocache", "batch", "bucket_by_sequence_length", "cache", "enumerate", "filter"),
+    *("flat_map", "group_by_window", "interleave", "map", "pack", "padded_batch", "parse_example", "prefetch"),
+    *("ragged_batch", "rebatch", "repeat", "scan", "shard", "shuffle", "skip", "take", "take_while", "unbatch"),
+    *("unique", "window", "with_options"),
 ]
 OPERATORS = sorted([*BEHIND, *BEFORE])
+READ_HERE = ["element_spec", "peek", "reduce", "save"]
 TEN = mr.Dataset.range(10).batch(2)
 
 
@@ -73,8 +80,14 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
 @pytest.mark.parametrize(
     ("shown", "names"),
     [
-        (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek", "suggest_buckets"]),
-        (distributed(), [*STATES, *VIEWS, *BEHIND, "close", "distribute", "epochs", "peek", "status"]),
+        (
+            TEN,
+            [*STATES, *VIEWS, *SOURCES, *OPERATORS, *READ_HERE, "distribute", "suggest_buckets"],
+        ),
+        (
+            distributed(),
+            [*STATES, *VIEWS, *BEHIND, *READ_HERE, "close", "distribute", "epochs", "status"],
+        ),
         (TEN.numpy(), STATES),
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),

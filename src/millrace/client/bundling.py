@@ -12,8 +12,9 @@ from millrace.functions.fingerprint import fingerprint
 from millrace.functions.graph_hash import hash_parts
 from millrace.functions.signature import describe
 from millrace.graph import serialize
-from millrace.graph.nodes import FromArrays, Node
+from millrace.graph.nodes import Node
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromArrays
 from millrace.sources.arrays import Arrays, open_shipped
 
 

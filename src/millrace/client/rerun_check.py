@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from millrace.client.epoch_buffer import Rerun, RerunOutcome
-from millrace.graph.nodes import FromArrays, FromList, Node, WithOptions
+from millrace.graph.nodes import Node, WithOptions
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import unpack
+from millrace.graph.source_nodes import FromArrays, FromList
 from millrace.protocol.job_spec import JobSpec
 
 _REMEDY = (

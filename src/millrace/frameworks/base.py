@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from millrace.engine.run.element_iterator import ElementIterator, StatefulIterator
 from millrace.equivalents import NamesEquivalents
+from millrace.errors import PipelineError
+from millrace.functions.signature import describe
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.shapes import Varying
@@ -138,6 +141,52 @@ class Viewable(Stateful):
     def peek(self, count: int) -> list[Any]:
         """Compute the first ``count`` elements of the first epoch in this process."""
         return self._source.peek(count)
+
+    @property
+    def element_spec(self) -> Any:
+        """Pytree of :class:`millrace.frameworks.element_spec.ArraySpec` like the elements; computes the first few here.
+
+        Dimensions in which these differ are None, and so are the rows of batches that need not be full and padded
+        dimensions, unless ``padded_shapes`` says how long they are.
+
+        Raises:
+            PipelineError: there is no element, or the first ones differ in structure, dtype or number of dimensions.
+        """
+        from millrace.frameworks.element_spec import infer
+
+        return infer(self._source, "it is empty")
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Read the next epoch and fold it: ``reduce_func(state, element)`` gives the next state, the last is returned.
+
+        Args:
+            initial_state: the first state; what an epoch without elements gives.
+            reduce_func: runs in this process, element by element in the order in which they come.
+        """
+        about, state = describe(reduce_func, "reduce", ("state", "element")), initial_state
+        if about.takes_rng:
+            raise PipelineError(f"reduce({about.name}): the function gets a state and an element, and no rng")
+        with self._source.read_epoch() as epoch:
+            for element in epoch:
+                state = reduce_func(state, element)
+        return state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Read the next epoch, and keep its elements in a folder or a prefix of a bucket, for :meth:`Dataset.load`.
+
+        Args:
+            path: of a folder, or an ``s3://``, ``gs://`` or ``az://`` prefix, that holds no saved dataset.
+
+        Raises:
+            PipelineError: it holds one.
+            CodecError: an element has no form as bytes.
+            SourceError: it cannot be written.
+        """
+        from millrace.sources.saved import save
+        from millrace.sources.storage import absolute
+
+        with self._source.read_epoch() as epoch:
+            save(absolute(os.fspath(path)), iter(epoch))
 
     def __str__(self) -> str:
         """Expression that makes the dataset."""

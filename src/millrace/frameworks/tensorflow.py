@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from millrace.elements.ragged import is_ragged
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.base import Readable, View
+from millrace.frameworks.element_spec import as_leaf, infer
 from millrace.graph.notation import call_notation
-from millrace.planning.shapes import Varying
-
-_PEEKED = 4
 
 
 class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types
@@ -64,7 +63,7 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
 
 def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDataset:
     """See :meth:`millrace.frameworks.base.Viewable.tensorflow`."""
-    spec = _infer(source) if element_spec is None else element_spec
+    spec = _tensor_spec(infer(source, "give element_spec=")) if element_spec is None else element_spec
 
     # TensorFlow keeps every function that it was given. The source lives as long as datasets that were made of it.
     kept = weakref.ref(source)
@@ -89,69 +88,29 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDatas
     return TensorflowDataset(source, dataset.with_options(options), length, made)
 
 
-def _infer(source: Readable) -> Any:
-    elements = source.peek(_PEEKED)
-    if not elements:
-        raise PipelineError("this dataset has no element to find its element_spec by; give element_spec=")
-    return _spec(elements, source.varying(), ())
+def _tensor_spec(spec: Any, path: Path = ()) -> Any:
+    """Convert a specification of elements to TensorFlow's, in which lists are tuples."""
+    if isinstance(spec, dict):
+        return {key: _tensor_spec(inner, (*path, key)) for key, inner in spec.items()}
+    if is_ragged(spec):
+        values, splits = spec
+        rows = None if splits.shape[0] is None else splits.shape[0] - 1
+        shape = (rows, None, *values.shape[1:])
+        return tf.RaggedTensorSpec(shape, _dtype(values.dtype, path), ragged_rank=1, row_splits_dtype=tf.int64)
+    if isinstance(spec, (tuple, list)):
+        return tuple(_tensor_spec(inner, (*path, index)) for index, inner in enumerate(spec))
+    return tf.TensorSpec(spec.shape, _dtype(spec.dtype, path))
 
 
-def _is_strings(element: Any) -> bool:
-    return isinstance(element, list) and bool(element) and all(isinstance(item, (str, bytes)) for item in element)
-
-
-def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
-    """Find the spec that all ``elements`` fit."""
-    first = elements[0]
-    if isinstance(first, dict):
-        if any(not isinstance(other, dict) or other.keys() != first.keys() for other in elements):
-            raise _differ(path)
-        return {key: _spec([each[key] for each in elements], varying, (*path, key)) for key in first}
-    if isinstance(first, (tuple, list)) and not _is_strings(first):
-        if any(not isinstance(other, (tuple, list)) or len(other) != len(first) for other in elements):
-            raise _differ(path)
-        columns = zip(*elements, strict=True)
-        return tuple(_spec(column, varying, (*path, index)) for index, column in enumerate(columns))
-    return _leaf_spec([_array(leaf, path) for leaf in elements], varying, path)
-
-
-def _leaf_spec(arrays: Sequence[np.ndarray[Any, Any]], varying: Varying, path: Path) -> tf.TensorSpec:
-    first = arrays[0]
-    types = sorted({str(array.dtype) for array in arrays})
-    if len(types) > 1 or len({array.ndim for array in arrays}) > 1:
-        kinds = " and ".join(sorted({f"{array.dtype} of rank {array.ndim}" for array in arrays}))
-        raise PipelineError(f"elements differ at {path_text(path)}: {kinds}; make them alike in a map()")
-    shape: list[int | None] = list(first.shape)
-    for axis, size in enumerate(first.shape):
-        padded = varying.padded and axis > 0 and size not in varying.fixed
-        short = axis == 0 and size in varying.rows
-        if padded or short or any(array.shape[axis] != size for array in arrays):
-            shape[axis] = None
-    return tf.TensorSpec(shape, _dtype(first, path))
-
-
-def _dtype(array: np.ndarray[Any, Any], path: Path) -> tf.DType:
-    if array.dtype.kind == "O":
+def _dtype(dtype: np.dtype[Any], path: Path) -> tf.DType:
+    if dtype.kind in "US":
         return tf.string
     try:
-        return tf.as_dtype(array.dtype)
+        return tf.as_dtype(dtype)
     except TypeError:
         raise PipelineError(
-            f"TensorFlow has no type for {array.dtype} at {path_text(path)}; convert it in a map(), or leave it out"
+            f"TensorFlow has no type for {dtype} at {path_text(path)}; convert it in a map(), or leave it out"
         ) from None
-
-
-def _array(leaf: Any, path: Path) -> np.ndarray[Any, Any]:
-    """Make a leaf what TensorFlow takes: strings become objects, other arrays stay as they are."""
-    if isinstance(leaf, (str, bytes)) or _is_strings(leaf):
-        return np.array(leaf, dtype=object)
-    array = np.asarray(leaf)
-    if array.dtype.kind in "US":
-        return array.astype(object)
-    if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
-        kind = "None" if leaf is None else f"{type(leaf).__name__}"
-        raise PipelineError(f"{kind} at {path_text(path)} is no tensor; convert it in a map(), or leave it out")
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _conform(element: Any, spec: Any, path: Path) -> Any:
@@ -166,9 +125,12 @@ def _conform(element: Any, spec: Any, path: Path) -> Any:
         pairs = enumerate(zip(element, spec, strict=True))
         parts = [_conform(part, inner, (*path, index)) for index, (part, inner) in pairs]
         return getattr(type(spec), "_make", tuple)(parts)
+    if isinstance(spec, tf.RaggedTensorSpec) and is_ragged(element):
+        values, splits = element
+        return tf.RaggedTensor.from_row_splits(as_leaf(values, path), splits, validate=False)
     if not isinstance(spec, tf.TensorSpec):
         return element  # ragged, sparse: TensorFlow's to check
-    array = _array(element, path)
+    array = as_leaf(element, path)
     dtype = spec.dtype.as_numpy_dtype
     if not isinstance(element, (np.ndarray, np.generic)) and np.can_cast(array.dtype, dtype, "same_kind"):
         array = array.astype(dtype)  # Python's numbers have no size of their own
@@ -188,7 +150,3 @@ def _misfit(value: Any, expected: str, path: Path) -> PipelineError:
         f"an element has {got} at {path_text(path)} where the element_spec says {expected}; "
         "give tensorflow(element_spec=...), with None for dimensions that vary"
     )
-
-
-def _differ(path: Path) -> PipelineError:
-    return PipelineError(f"elements differ in structure at {path_text(path)}; make them alike in a map()")

@@ -6,7 +6,7 @@ never calls them, and :mod:`millrace.graph.serialize` replaces them by numbered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, dataclass_transform
 
@@ -96,13 +96,6 @@ class Arrivals(Source):
     op: ClassVar[str] = "distribute"
 
 
-class FromList(Source, op="from_list"):
-    """Items of a sequence."""
-
-    items: Opaque
-    count: int
-
-
 class FromFiles(Source, op="from_files"):
     """Files as elements: ``{"path": str, "bytes": bytes}``."""
 
@@ -130,29 +123,6 @@ class FromWebDataset(Source, op="from_webdataset"):
     patterns: tuple[str, ...]
     random_access: bool = False
     digest: str = ""
-
-
-class FromParquet(Source, op="from_parquet"):
-    """Rows as elements: a dict by column."""
-
-    patterns: tuple[str, ...]
-    columns: tuple[str, ...] | None = None
-    digest: str = ""
-
-
-class FromArrays(Source, op="from_arrays"):
-    """Rows of arrays. ``contents`` is the hash of the arrays, or a function that computes it by reading them all."""
-
-    arrays: Opaque
-    count: int
-    contents: str | Callable[[], str]
-
-
-class FromMapStyle(Source, op="from_map_style"):
-    """Items ``dataset[i]`` for i in ``range(len(dataset))``."""
-
-    dataset: Opaque
-    count: int
 
 
 # -- element to element ------------------------------------------------------------------------------------------------
@@ -186,6 +156,23 @@ class RejectionResample(Node, op="rejection_resample"):
     target_dist: tuple[float, ...]
     initial_dist: tuple[float, ...] | None = None
     seed: int | None = None
+
+
+class TakeWhile(Node, op="take_while"):
+    """Elements up to the first for which ``fn`` is false."""
+
+    fn: Opaque
+
+
+class Scan(Node, op="scan"):
+    """Outputs of ``fn(state, element)``, which gives the next state and an output, from ``initial_state`` on."""
+
+    initial_state: Any
+    fn: Opaque
+
+
+class Unique(Node, op="unique"):
+    """Elements that are not equal to an earlier one."""
 
 
 class FlatMap(Node, op="flat_map"):
@@ -306,12 +293,20 @@ class Batch(Node, op="batch"):
             and in the nodes below :mod:`millrace.graph.rounds` sets it, and no user.
         incomplete: at the end of the epoch what fills no round is left out ("drop"), or put into rounds of elements of
             several buckets, all but fewer elements than a round has batches ("mix").
+        listed: a batch is the list of its elements, for ``collate``, a node behind it.
+        fill_remainder: how a batch of fewer elements is filled up: "repeat" or "mask"; empty: not at all.
     """
 
     batch_size: int
     drop_remainder: bool = False
     together: int = 0
     incomplete: str = ""
+    listed: bool = False
+    fill_remainder: str = ""
+
+
+class RaggedBatch(Batch, op="ragged_batch"):
+    """Batch in which arrays keep their lengths: the rows of all, and where each begins."""
 
 
 class PaddedBatch(Node, op="padded_batch"):
@@ -325,6 +320,7 @@ class PaddedBatch(Node, op="padded_batch"):
     drop_remainder: bool = False
     together: int = 0
     incomplete: str = ""
+    fill_remainder: str = ""
 
 
 class BucketBySequenceLength(Node, op="bucket_by_sequence_length"):
@@ -369,6 +365,20 @@ class Pack(Node, op="pack"):
     padding_values: Any = None
 
 
+class SlidingWindow(Node, op="window"):
+    """Lists of ``size`` elements, ``stride`` apart, that begin ``shift`` elements apart."""
+
+    size: int
+    shift: int
+    stride: int = 1
+    drop_remainder: bool = False
+
+    @property
+    def span(self) -> int:
+        """Number of elements from the first of a window to its last, both included."""
+        return (self.size - 1) * self.stride + 1
+
+
 class Rebatch(Node, op="rebatch"):
     """Batches cut anew to ``batch_size`` rows."""
 
@@ -402,6 +412,12 @@ class Shard(Node, op="shard"):
 
     num_shards: int
     index: int
+
+
+class AssertCardinality(Node, op="assert_cardinality"):
+    """Elements as they are; other than ``count`` of them are an error."""
+
+    count: int
 
 
 class Enumerate(Node, op="enumerate"):

@@ -21,6 +21,7 @@ from millrace.graph.nodes import (
     Zip,
 )
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromGenerator
 
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120
@@ -29,7 +30,16 @@ double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
 _CHOICES = {"choices", "times", "weights", "weights_from"}
-_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "keys", "target_dist", "initial_dist"}
+_LISTS = {
+    "patterns",
+    "columns",
+    "names",
+    "bucket_boundaries",
+    "bucket_batch_sizes",
+    "keys",
+    "target_dist",
+    "initial_dist",
+}
 """Fields that the user gives as a list, or as a single string."""
 
 
@@ -53,6 +63,8 @@ def _call(node: Node, inputs: list[str]) -> str:
         return ""
     name = OP_NAMES[type(node)]
     if isinstance(node, Source):
+        return f"Dataset.{name}({_arguments(node)})"
+    if isinstance(node, FromGenerator):
         return f"Dataset.{name}({_arguments(node)})"
     if isinstance(node, Concatenate):
         return inputs[0] + "".join(f".{name}({_cut(each, _LONGEST_INPUT)})" for each in inputs[1:])
@@ -109,6 +121,9 @@ def _arguments(node: Node) -> str:
             or value is each.default
             or value == each.default
         ):
+            continue
+        if each.name == "listed":
+            shown.append("collate=list")
             continue
         text = _listed(value) if each.name in _LISTS else _value(value)
         required = each.default is MISSING and each.default_factory is MISSING

@@ -52,6 +52,8 @@ _LATER: dict[str, Any] = {
     "together": 0,
     "incomplete": "",
     "digest": "",
+    "listed": False,
+    "fill_remainder": "",
     "cycle": False,
     "weights_from": (),
     "weights_by": "",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millrace.elements.chunk import Chunk
-from millrace.graph import nodes
+from millrace.graph import nodes, source_nodes
 from millrace.ops import (
     batch,
     bucket,
@@ -17,13 +17,16 @@ from millrace.ops import (
     filter,  # noqa: A004 - named after the operator
     group_by_window,
     identity,
+    in_sequence,
     interleave,
     map,  # noqa: A004 - named after the operator
     positional,
+    ragged_batch,
     rebatch,
     rejection_resample,
     sequence_packing,
     shuffle,
+    window,
 )
 from millrace.ops.operator import Context
 
@@ -32,7 +35,12 @@ Operator = Callable[[Any, list[Iterator[Chunk]], Context], Iterator[Chunk]]
 OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Map: map.run,
     nodes.Filter: filter.run,
+    nodes.TakeWhile: in_sequence.run_take_while,
+    nodes.Scan: in_sequence.run_scan,
+    nodes.Unique: in_sequence.run_unique,
+    nodes.AssertCardinality: in_sequence.run_assert_cardinality,
     nodes.FlatMap: interleave.run_flat_map,
+    source_nodes.FromGenerator: interleave.run_flat_map,
     nodes.Interleave: interleave.run_interleave,
     nodes.Unbatch: rebatch.run_unbatch,
     nodes.RejectionResample: rejection_resample.run,
@@ -42,10 +50,12 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.WithOptions: identity.run_unchanged,
     nodes.Shuffle: shuffle.run,
     nodes.Batch: batch.run_batch,
+    nodes.RaggedBatch: ragged_batch.run,
     nodes.PaddedBatch: batch.run_padded_batch,
     nodes.BucketBySequenceLength: bucket.run,
     nodes.GroupByWindow: group_by_window.run,
     nodes.Pack: sequence_packing.run,
+    nodes.SlidingWindow: window.run,
     nodes.Rebatch: rebatch.run_rebatch,
     nodes.Take: positional.run_take,
     nodes.Skip: positional.run_skip,

@@ -33,7 +33,7 @@ def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
     def apply(chunk: Chunk) -> Chunk:
         indices, results, failure = context.call(node.fn, chunk)
         if not _BOOLS.issuperset(map(type, results)):
-            results, wrong = _as_bools(results, context.label)
+            results, wrong = as_bools(results, context.label)
             failure = wrong or failure
         kept = list(compress(range(len(chunk)) if indices is None else indices, results))
         if len(kept) == len(chunk):
@@ -44,18 +44,23 @@ def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
     return apply
 
 
-def _as_bools(results: list[Any], label: str) -> tuple[list[bool], PipelineError | None]:
+def as_bools(results: list[Any], label: str) -> tuple[list[bool], PipelineError | None]:
     """Convert results to bools, up to the first that is none, and the error about that one."""
     bools: list[bool] = []
     for result in results:
         try:
-            bools.append(_as_bool(result, label))
+            bools.append(as_bool(result, label))
         except PipelineError as error:
             return bools, error
     return bools, None
 
 
-def _as_bool(result: Any, label: str) -> bool:
+def as_bool(result: Any, label: str) -> bool:
+    """Convert what a predicate returned to a bool.
+
+    Raises:
+        PipelineError: it is anything but a bool, ``np.bool_`` or array of one bool.
+    """
     if type(result) in _BOOLS:
         return bool(result)
     if getattr(result, "shape", None) == () and np.asarray(result).dtype == np.bool_:

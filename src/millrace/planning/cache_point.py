@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from millrace.graph import nodes as g
+from millrace.graph import source_nodes as s
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING, is_plain, parameter, parameters
+from millrace.graph.source_nodes import FromArrays, FromList, FromMapStyle, FromParquet
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import UnitMap
 
@@ -65,13 +67,17 @@ _CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample, g.Reservoir
 
 _CHOICES: dict[type[g.Node], set[str]] = {
     g.Range: {"start", "stop", "step"},
-    g.FromList: {"count"},
-    g.FromMapStyle: {"count"},
-    g.FromArrays: {"count"},
+    FromList: {"count"},
+    FromMapStyle: {"count"},
+    FromArrays: {"count"},
     g.FromFiles: {"patterns"},
     g.FromTFRecords: {"patterns"},
     g.FromWebDataset: {"patterns"},
-    g.FromParquet: {"patterns"},
+    FromParquet: {"patterns"},
+    s.FromText: {"patterns"},
+    s.FromCSV: {"patterns"},
+    s.FromFixedLengthRecords: {"patterns"},
+    s.Load: {"path"},
     g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset", "cycle", "weights_from", "weights_by"},
     g.ChooseFromDatasets: {"choices", "times", "stop_on_empty_dataset", "cycle"},
 }
@@ -80,7 +86,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
 _EVERYWHERE = {"num_parallel_calls", "deterministic", "arrays", "digest"}
 """Parameters that change no output, or for which others stand: for arrays the hash of their contents."""
 
-_BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
+_BY_NUMBER = (g.Batch, g.PaddedBatch, g.SlidingWindow, g.Zip, g.Enumerate)
 """Operators that join elements with those beside them, or with their number."""
 
 

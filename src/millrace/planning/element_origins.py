@@ -65,7 +65,18 @@ def _fill(
         _fill(orders, below.node, below.at, below.repetition, found, where[below.chosen])
 
 
-_ALWAYS = (g.Source, g.Zip, *g.MIXING, g.Sample, g.Reservoir, g.Batch, g.PaddedBatch, g.Cache, g.Autocache)
+_ALWAYS = (
+    g.Source,
+    g.Zip,
+    *g.MIXING,
+    g.Sample,
+    g.Reservoir,
+    g.Batch,
+    g.PaddedBatch,
+    g.SlidingWindow,
+    g.Cache,
+    g.Autocache,
+)
 _IF_ONE = (g.Concatenate, g.Repeat)
 """Nodes that define positions; some only where each of their units is one element."""
 

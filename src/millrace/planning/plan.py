@@ -23,6 +23,7 @@ from millrace.errors import StateError
 from millrace.graph.operator_graph import Graph
 from millrace.planning.chunks import chunk_bounds, most_chunks, units_of_a_split
 from millrace.planning.endless_repeats import endlessly_repeated
+from millrace.planning.sequencing import generator_notices
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
@@ -424,10 +425,7 @@ def plan_of(
     try:
         root = units_of.of(graph.id_of(graph.root))
     except UnplannableError as error:
-        warning = (
-            f"the pipeline runs as one task on one worker, in order: {error}. "
-            "Put it before operators that change the number of elements, or do without it, and the work can be shared."
-        )
+        warning = f"the pipeline runs as one task on one worker, in order: {error}. {error.remedy}"
         return Plan(-1, 1, warnings=(warning,))
     if pieces and (max(piece.stop for piece in pieces) > root.count or sum(map(len, pieces)) > root.count):
         raise StateError(f"the state is damaged: it says that more is left than the {root.count} elements of an epoch")
@@ -442,6 +440,7 @@ def plan_of(
         tails=root.collecting,
         exact=root.yields is Cardinality.ONE,
         cycle=_cycle(units_of) if root.count >= INFINITE else 0,
+        warnings=generator_notices(graph),
     )
 
 

@@ -59,6 +59,8 @@ def _sizes(node: _Maker) -> tuple[int, ...]:
 def _always_full(units: UnitMap, node: _Maker) -> bool:
     if isinstance(node, g.GroupByWindow):
         return False
+    if isinstance(node, (g.Batch, g.PaddedBatch)) and node.fill_remainder:
+        return True
     if node.drop_remainder or (not isinstance(node, g.Rebatch) and node.incomplete == "drop"):
         return True
     if not isinstance(node, g.Rebatch) and node.together:

@@ -78,6 +78,8 @@ def _through(units: UnitMap, node: g.Node, inner: Positions, count: int) -> npt.
         return (inner - node.index + node.num_shards - 1) // node.num_shards
     if isinstance(node, (g.Batch, g.PaddedBatch)) and not units.of(units.graph.id_of(node)).collecting:
         return inner // node.batch_size
+    if isinstance(node, g.SlidingWindow):
+        return inner // node.shift
     if (
         isinstance(node, (g.Shuffle, g.Sample, g.Reservoir, *g.MIXING))
         and not units.of(units.graph.id_of(node)).collecting

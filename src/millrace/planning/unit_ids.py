@@ -67,7 +67,11 @@ class _Walk:
             case g.Enumerate():
                 return _with(self.of(below[0], at, repetition), at + node.start)
             case g.Batch() | g.PaddedBatch():
-                return self._of_batches(node, below[0], at, repetition)
+                rows = np.arange(node.batch_size, dtype=np.int64)
+                return self._of_groups(at[:, None] * node.batch_size + rows, below[0], repetition)
+            case g.SlidingWindow():
+                rows = np.arange(node.size, dtype=np.int64) * node.stride
+                return self._of_groups(at[:, None] * node.shift + rows, below[0], repetition)
             case g.Repeat() if not self.random and not self._shuffled(below[0]):
                 return self.of(below[0], at % self.units.of(below[0]).count, repetition)
         found = np.empty((len(at), 2), np.uint64)
@@ -77,9 +81,9 @@ class _Walk:
             found[source.chosen] = _with(part, source.which) if len(below) > 1 else part
         return found
 
-    def _of_batches(self, node: g.Batch | g.PaddedBatch, child: int, at: Positions, repetition: int) -> Identities:
+    def _of_groups(self, rows: Positions, child: int, repetition: int) -> Identities:
+        """Identify groups by the units of ``rows``, int64 of shape (groups, size), as far as there are these."""
         count = self.units.of(child).count
-        rows = at[:, None] * node.batch_size + np.arange(node.batch_size, dtype=np.int64)
         there = rows < count
         parts = self.of(child, np.minimum(rows, count - 1).ravel(), repetition).reshape(*rows.shape, 2)
         columns = [np.where(there[:, column, None], parts[:, column], 0) for column in range(rows.shape[1])]
@@ -91,7 +95,18 @@ class _Walk:
         )
 
 
-_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, *g.MIXING, g.Sample, g.Reservoir, g.Batch, g.PaddedBatch)
+_PLACES = (
+    g.Source,
+    g.Zip,
+    g.Concatenate,
+    g.Repeat,
+    *g.MIXING,
+    g.Sample,
+    g.Reservoir,
+    g.Batch,
+    g.PaddedBatch,
+    g.SlidingWindow,
+)
 """Nodes that define positions, after which random functions above them are keyed."""
 
 

@@ -24,10 +24,12 @@ from millrace.errors import PipelineError, anew
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import outline
+from millrace.graph.source_nodes import FromArrays, FromGenerator, FromList, FromMapStyle
 from millrace.planning.mixture import ENDLESS
 from millrace.planning.node_mixtures import NodeMixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
+from millrace.planning.sequencing import IN_SEQUENCE, asserted_length, count_windows
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
@@ -79,9 +81,12 @@ class Units:
 class UnplannableError(PipelineError):
     """Node that needs positions which its input doesn't have: the graph runs as one sequence."""
 
-    def __init__(self, node: g.Node, reason: str) -> None:
-        super().__init__(node, reason)
+    def __init__(self, node: g.Node, reason: str, remedy: str = "") -> None:
+        super().__init__(node, reason, remedy)
         self.node = node
+        self.remedy = remedy or (
+            "Put it before operators that change the number of elements, or do without it, and the work can be shared."
+        )
 
     def __str__(self) -> str:
         return f"{self.node} {self.args[1]}"
@@ -167,7 +172,7 @@ class UnitMap:
         target = _TASK_ELEMENTS.get(type(node), 8192)
         if table.count >= 0:
             size = (8.0 if isinstance(node, g.Range) else table.bytes / max(table.count, 1)) if table.count else 0.0
-            calls_user = isinstance(node, g.FromMapStyle) and self.skips
+            calls_user = isinstance(node, FromMapStyle) and self.skips
             return Units(
                 table.count,
                 Cardinality.AT_MOST_ONE if calls_user else Cardinality.ONE,
@@ -205,12 +210,12 @@ class UnitMap:
         """Count the elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
         root = self.graph.id_of(self.graph.root)
         if not self.plannable(root):
-            return None
+            return asserted_length(self.graph.root, self.skips)
         units = self.of(root)
         return units.count if units.yields is Cardinality.ONE else None
 
 
-_TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
+_TASK_ELEMENTS: dict[type[g.Node], int] = {FromList: 1024, FromArrays: 1024, g.FromFiles: 1024, FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
 
 _COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Pack, g.Rebatch)
@@ -295,6 +300,25 @@ def _need_positions(node: g.Node, below: list[Units]) -> None:
         raise UnplannableError(
             node, "needs to know how many elements its input has, which only reading it all in order can tell"
         )
+
+
+def _in_sequence(_map: UnitMap, _number: int, node: g.Node, _below: list[Units]) -> Units:
+    raise UnplannableError(node, *IN_SEQUENCE[type(node)])
+
+
+def _windows(_map: UnitMap, _number: int, node: g.SlidingWindow, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    units, read = below[0], min(node.shift, node.size)
+    count = INFINITE if units.count >= INFINITE else count_windows(node, units.count)
+    return replace(units, count=count, reads=units.reads * read, bytes=units.bytes * read)
+
+
+def _asserted(_map: UnitMap, _number: int, node: g.AssertCardinality, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    if below[0].count != node.count:
+        found = "without end" if below[0].count >= INFINITE else str(below[0].count)
+        raise PipelineError(f"{node} expects {node.count} elements, and its input has {found}")
+    return below[0]
 
 
 def _take(_map: UnitMap, _number: int, node: g.Take, below: list[Units]) -> Units:
@@ -422,7 +446,9 @@ def _mixed(
 _RULES: dict[type[g.Node], _Rule] = {
     g.Map: _map,
     g.Filter: _filter,
+    **dict.fromkeys(IN_SEQUENCE, _in_sequence),
     g.FlatMap: _many,
+    FromGenerator: _many,
     g.Interleave: _many,
     g.Unbatch: _many,
     g.RejectionResample: _resampled,
@@ -432,11 +458,14 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.WithOptions: _same,
     g.Shuffle: _shuffle,
     g.Batch: _batch,
+    g.RaggedBatch: _batch,
     g.PaddedBatch: _batch,
     g.BucketBySequenceLength: _bucket,
     g.GroupByWindow: _window,
     g.Pack: _pack,
     g.Rebatch: _rebatch,
+    g.SlidingWindow: _windows,
+    g.AssertCardinality: _asserted,
     g.Repeat: _repeat,
     g.Take: _take,
     g.Skip: _skip,

@@ -5,22 +5,36 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from millrace.graph import nodes
+from millrace.graph import nodes, source_nodes
 from millrace.graph.nodes import Node
+from millrace.graph.source_nodes import FromArrays, FromList, FromMapStyle, FromParquet
 from millrace.planning.split_table import SplitTable
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, SourceType, ignore_progress
 
 _MODULES: dict[type[Node], str] = {
     nodes.Range: "millrace.sources.sequences",
-    nodes.FromList: "millrace.sources.sequences",
-    nodes.FromArrays: "millrace.sources.arrays",
-    nodes.FromMapStyle: "millrace.sources.mapstyle",
+    FromList: "millrace.sources.sequences",
+    FromArrays: "millrace.sources.arrays",
+    FromMapStyle: "millrace.sources.mapstyle",
     nodes.FromFiles: "millrace.sources.files",
     nodes.FromTFRecords: "millrace.sources.tfrecord",
     nodes.FromWebDataset: "millrace.sources.webdataset",
-    nodes.FromParquet: "millrace.sources.parquet",
+    FromParquet: "millrace.sources.parquet",
+    source_nodes.FromText: "millrace.sources.text_lines",
+    source_nodes.FromCSV: "millrace.sources.csv_rows",
+    source_nodes.FromFixedLengthRecords: "millrace.sources.fixed_records",
+    source_nodes.Load: "millrace.sources.saved",
 }
+
+
+_KINDS: dict[type[Node], str] = {
+    FromParquet: "row",
+    source_nodes.FromCSV: "row",
+    source_nodes.FromText: "line",
+    source_nodes.Load: "element",
+}
+"""Word for an element in messages."""
 
 
 def list_source(node: Node, reads: Reads, seen: ListingProgress = ignore_progress) -> SplitTable:
@@ -56,7 +70,7 @@ def describe(node: Node, table: SplitTable, split: int, position: int) -> str:
     if table.cheap:  # each position is a piece
         split, position = position, 0
     piece = table.splits[split]
-    kind = "row" if isinstance(node, nodes.FromParquet) else "record"
+    kind = _KINDS.get(type(node), "record")
     if piece.first_record < 0:
         return f"{piece.location}, {kind} {position} after byte {piece.start}"
     return f"{piece.location}, {kind} {piece.first_record + position}"

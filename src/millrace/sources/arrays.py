@@ -19,7 +19,7 @@ from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.sealed_memory import AVAILABLE, SealedMemory, fill
 from millrace.elements.tree import path_text
 from millrace.errors import PipelineError, ShippingError
-from millrace.graph.nodes import FromArrays
+from millrace.graph.source_nodes import FromArrays
 from millrace.ops.stacking import rebuild
 from millrace.planning.split_table import SplitTable, positions_table
 from millrace.sources.reads import Reads

@@ -6,14 +6,33 @@ import io
 import zlib
 from typing import Any
 
-from millrace.errors import SourceCorruptError
+from millrace.errors import PipelineError, SourceCorruptError
 from millrace.sources import storage
 
 GZIP = 31
 """Value of ``wbits`` of :mod:`zlib` for a gzip stream."""
 ZLIB = 15
 """Value of ``wbits`` of :mod:`zlib` for a zlib stream."""
+_WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 _READ_BYTES = 256 << 10
+
+
+def wbits_of(operator: str, compression: str | None, location: str) -> int:
+    """Find ``wbits`` of a file; 0: it isn't compressed.
+
+    Args:
+        operator: the source, for messages.
+        compression: "", "GZIP" or "ZLIB"; None: by the file's ending.
+        location: of the file.
+
+    Raises:
+        PipelineError: it is another compression.
+    """
+    if compression is None:
+        compression = "GZIP" if storage.bare(location).endswith(".gz") else ""
+    if compression not in _WBITS:
+        raise PipelineError(f"{operator}(compression={compression!r}): it must be None, '', 'GZIP' or 'ZLIB'")
+    return _WBITS[compression]
 
 
 class _Inflated(storage.Stream):

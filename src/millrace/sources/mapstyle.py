@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ElementError, PipelineError
-from millrace.graph.nodes import FromMapStyle, Opaque
+from millrace.graph.nodes import Opaque
+from millrace.graph.source_nodes import FromMapStyle
 from millrace.planning.split_table import SplitTable, positions_table
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError, PipelineError, SourceCorruptError, SourceNotFoundError
-from millrace.graph.nodes import FromParquet
+from millrace.graph.source_nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.digests.digest_file import ItemKind

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.tree import NumberList
-from millrace.graph.nodes import FromList, Range
+from millrace.graph.nodes import Range
+from millrace.graph.source_nodes import FromList
 from millrace.planning.split_table import SplitTable, positions_table
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress

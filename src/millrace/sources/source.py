@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,20 @@ ListingProgress = Callable[[int], None]
 
 def ignore_progress(_files: int) -> None:
     """Ignore the progress of a listing."""
+
+
+def sliced(lists: Iterable[list[Any]], start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[Any]]:
+    """Cut lists of elements to elements ``start`` to ``stop`` (-1: the end), at most ``chunk_size()`` at a time."""
+    at = 0
+    for elements in lists:
+        low, high = max(start - at, 0), len(elements) if stop < 0 else min(stop - at, len(elements))
+        at += len(elements)
+        while low < high:
+            end = min(low + max(1, chunk_size()), high)
+            yield elements[low:end]
+            low = end
+        if 0 <= stop <= at:
+            return
 
 
 class PositionSource(Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from millrace.errors import PipelineError, SourceCorruptError
+from millrace.errors import SourceCorruptError
 from millrace.graph.nodes import FromTFRecords
 from millrace.planning.split_table import Split, SplitTable
 from millrace.sources import storage
@@ -26,7 +26,7 @@ from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
 from millrace.sources.digests.digest_file import ItemKind
 from millrace.sources.digests.item_check import PieceCheck, PieceChecks
 from millrace.sources.digests.item_table import with_hashes
-from millrace.sources.gzip_stream import GZIP, ZLIB, inflate
+from millrace.sources.gzip_stream import inflate, wbits_of
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
@@ -44,7 +44,6 @@ _INDEX_BUFFER_BYTES = 8 << 10
 _TOGETHER_BYTES = 1 << 20
 _DOUBTFUL_BYTES = 16 << 20
 """Size in bytes of a record above which its length is verified before memory is asked for; the others' by the chunk."""
-_WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
 def list_source(
@@ -72,12 +71,7 @@ def open_source(node: FromTFRecords, table: SplitTable, reads: Reads) -> _TFReco
 
 
 def _wbits(node: FromTFRecords, location: str) -> int:
-    compression = node.compression
-    if compression is None:
-        compression = "GZIP" if storage.bare(location).endswith(".gz") else ""
-    if compression not in _WBITS:
-        raise PipelineError(f"from_tfrecords(compression={compression!r}): it must be None, '', 'GZIP' or 'ZLIB'")
-    return _WBITS[compression]
+    return wbits_of(node.op, node.compression, location)
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,15 @@ class TestSpecs:
         assert found["words"].numpy().tolist() == [b"a", b"bc"]
         assert found["pair"][0].shape == (2,)
 
+    @pytest.mark.parametrize(("drop", "rows"), [(False, None), (True, 3)])
+    def test_ragged_arrays(self, drop, rows):
+        batches = mr.Dataset.range(8).map(lambda i: {"x": np.full((i, 2), i), "y": i}).ragged_batch(3, drop)
+        tensors = batches.tensorflow()
+        assert tensors.element_spec["x"] == tf.RaggedTensorSpec((rows, None, 2), tf.int64, 1, tf.int64)
+        assert tensors.element_spec["y"] == tf.TensorSpec((rows,), tf.int64)
+        found = [row.numpy().tolist() for batch in tensors for row in batch["x"]]
+        assert found == [[[i, i]] * i for i in range(6 if drop else 8)]
+
     def test_dimensions_that_differ(self):
         assert shape_of(mr.Dataset.from_list([np.zeros((2, 3)), np.zeros((2, 5))])) == [2, None]
 

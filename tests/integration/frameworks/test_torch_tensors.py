@@ -117,3 +117,19 @@ def test_a_kept_batch_survives_the_loader():
     del loader
     gc.collect()
     assert torch.cat(kept).tolist() == list(range(100))
+
+
+def test_ragged_arrays_are_jagged_tensors_over_the_same_memory():
+    def example(i):
+        return {"x": np.full((i, 2), i, np.float32), "pairs": [(np.arange(i), str(i))]}
+
+    batches = mr.Dataset.range(1, 6).map(example).ragged_batch(3)
+    for workers in (0, 1):
+        found = list(DataLoader(batches.torch(), batch_size=None, num_workers=workers))
+        assert all(batch["x"].layout is torch.jagged for batch in found)
+        rows = [row.tolist() for batch in found for row in batch["x"].unbind()]
+        assert rows == [[[i, i]] * i for i in range(1, 6)]
+        assert found[1]["pairs"][0][0].offsets().tolist() == [0, 4, 9]
+    (batch,) = batches.take(1)
+    tensor = next(iter(mr.Dataset.from_list([batch]).torch()))["x"]
+    assert tensor.values().data_ptr() == batch["x"].values.ctypes.data

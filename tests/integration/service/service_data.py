@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millrace.dataset import Dataset
 from millrace.sources.crc32c import mask
 
 FILES = 7
@@ -48,8 +49,13 @@ def write_data(root: Path) -> Data:
         (root / f"{file}.tar").write_bytes(_tar([(f"{number:04d}.txt", text(number)) for number in numbers]))
         table = pa.table({"number": list(numbers), "name": [text(number) for number in numbers]})
         pq.write_table(table, root / f"{file}.parquet", row_group_size=25)
+        (root / f"{file}.txt").write_bytes(b"".join(text(number) + b"\n" for number in numbers))
+        rows = [b"%d,%b\n" % (number, text(number).replace(b",", b".")) for number in numbers]
+        (root / f"{file}.csv").write_bytes(b"".join([b"number,name\n", *rows]))
+        (root / f"{file}.fixed").write_bytes(b"".join(b"%05d" % number for number in numbers))
         for number in numbers:
             (root / "files" / f"{number:04d}.bin").write_bytes(text(number))
+    Dataset.range(COUNT).save(root / "saved")
     return Data(root)
 
 

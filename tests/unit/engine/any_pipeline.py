@@ -59,11 +59,22 @@ def sequence(element: Any) -> Any:
     return np.array(numbers(element), np.int64)
 
 
+def small(element: Any) -> bool:
+    return sum(numbers(element)) % 37 != 36
+
+
+def summed(state: int, element: Any) -> tuple[int, Any]:
+    state += sum(numbers(element)) % 1000
+    return state, _each(element, lambda n: n + state)
+
+
 def tokens(row: Any) -> Any:
     return row["tokens"][row["segment_ids"] > 0]
 
 
 def _each(element: Any, change: Any) -> Any:
+    if isinstance(element, list):
+        return [_each(part, change) for part in element]
     return tuple(_each(part, change) for part in element) if isinstance(element, tuple) else change(element)
 
 
@@ -159,8 +170,10 @@ def grown(draw: Any, runs: Any, case: Case, first: int) -> Case:
     choices = list(KEEP_INT if case.kind == "pile" else ALWAYS)
     if case.elements is not None:
         choices += ["filter", "filter", "some"]
+        choices += ["take_while", "scan", "unique"] if case.ordered else []
     if case.kind in ("int", "tuple"):
         choices += ["batch", "batch", "padded_batch", "pack"]
+        choices += ["windows"] if case.elements is not None and case.ordered else []
     if case.kind == "int" and first < 300_000:
         choices += ["concatenate", "sample", "zip"]
     if case.kind == "batch" and first < 300_000 and case.elements is None:
@@ -195,6 +208,33 @@ def _some(draw: Any, runs: Any, case: Case, first: int) -> Case:
 
 def _filter(draw: Any, runs: Any, case: Case, first: int) -> Case:
     return case.exactly(case.dataset.filter(kept), [e for e in case.elements or [] if sum(e) % 3])
+
+
+def _take_while(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    elements = case.elements or []
+    end = next((index for index, element in enumerate(elements) if sum(element) % 37 == 36), len(elements))
+    return case.exactly(case.dataset.take_while(small), elements[:end])
+
+
+def _scan(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    state, outputs = 3, []
+    for element in case.elements or []:
+        state += sum(element) % 1000
+        outputs.append(tuple(n + state for n in element))
+    return case.exactly(case.dataset.scan(3, summed), outputs)
+
+
+def _unique(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    assume(case.kind == "int")
+    return case.exactly(case.dataset.unique(), list(dict.fromkeys(case.elements or [])))
+
+
+def _windows(draw: Any, runs: Any, case: Case, first: int) -> Case:
+    size, shift, stride, drop = draw(st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.booleans()))
+    elements, span = case.elements or [], (size - 1) * stride + 1
+    groups = [elements[at : at + span : stride] for at in range(0, len(elements), shift)]
+    windows = [tuple(sorted(n for each in group for n in each)) for group in groups if len(group) == size or not drop]
+    return case.exactly(case.dataset.window(size, shift, stride, drop), windows, kind="pile")
 
 
 def _shuffle(draw: Any, runs: Any, case: Case, first: int) -> Case:
@@ -366,6 +406,10 @@ OPERATORS = {
     "doubled": _doubled,
     "some": _some,
     "filter": _filter,
+    "take_while": _take_while,
+    "scan": _scan,
+    "unique": _unique,
+    "windows": _windows,
     "shuffle": _shuffle,
     "cut": _take_skip_or_shard,
     "enumerate": _enumerate,

@@ -102,6 +102,21 @@ def test_batches_of_scalars_arrays_and_bytes(driver):
             assert all(one[key].dtype == other[key].dtype for key in ("n", "x"))
 
 
+@few
+@given(lengths, st.integers(1, 5), st.booleans(), cuts)
+def test_ragged_batch(driver, sizes, batch_size, drop, cut):
+    node = nodes.RaggedBatch(batch_size=batch_size, drop_remainder=drop)
+    pairs = [(row, number) for number, row in enumerate(sequences(sizes))]
+    spec = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64))
+    theirs = tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=spec)
+    theirs = theirs.ragged_batch(batch_size, drop_remainder=drop)
+    ours = driver.elements(node, pairs, cuts=cut)
+    assert [(row.values.tolist(), row.row_splits.tolist(), numbers.tolist()) for row, numbers in ours] == [
+        (row.values.numpy().tolist(), row.row_splits.numpy().tolist(), numbers.numpy().tolist())
+        for row, numbers in theirs
+    ]
+
+
 def test_ragged_batches_are_refused(driver):
     with pytest.raises(tf.errors.InvalidArgumentError):
         by_tf(tf_sequences([1, 2]).batch(2))
@@ -277,3 +292,55 @@ def test_a_shuffle_of_one_changes_nothing_and_a_larger_one_loses_nothing(driver)
     # In both, what comes out at place i was among the first i + 7.
     assert all(element < place + 7 for place, element in enumerate(by_tf(tf.data.Dataset.range(20).shuffle(7))))
     assert all(element < place + 7 for place, element in enumerate(ours))
+
+
+@few
+@given(st.lists(st.integers(0, 9), max_size=20), cuts)
+def test_take_while(driver, fn, values, cut):
+    ours = by_us(driver, nodes.TakeWhile(fn=fn(lambda x: x < 7)), values, cuts=cut)
+    theirs = tf.data.Dataset.from_tensor_slices(np.array(values, np.int64)).take_while(lambda x: x < 7)
+    assert ours == by_tf(theirs)
+
+
+@few
+@given(st.lists(st.integers(-9, 9), max_size=20), cuts)
+def test_scan(driver, fn, values, cut):
+    node = nodes.Scan(initial_state=3, fn=fn(lambda state, x: (state + x, (state, x * 2))))
+    theirs = tf.data.Dataset.from_tensor_slices(np.array(values, np.int64))
+    theirs = theirs.scan(np.int64(3), lambda state, x: (state + x, (state, x * 2)))
+    assert by_us(driver, node, values, cuts=cut) == by_tf(theirs)
+
+
+@few
+@given(st.lists(st.integers(0, 9), max_size=20), st.booleans(), cuts)
+def test_unique(driver, values, as_text, cut):
+    column = [str(value).encode() for value in values] if as_text else values
+    theirs = tf.data.Dataset.from_tensor_slices(np.array(column, object if as_text and column else np.int64)).unique()
+    assert by_us(driver, nodes.Unique(), column, cuts=cut) == by_tf(theirs)
+
+
+windows = st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 4), st.booleans())
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 20), windows, cuts)
+def test_window(driver, count, window, cut):
+    size, shift, stride, drop = window
+    node = nodes.SlidingWindow(size=size, shift=shift, stride=stride, drop_remainder=drop)
+    theirs = tf.data.Dataset.range(count).window(size, shift, stride, drop)
+    assert by_us(driver, node, range(count), cuts=cut) == [tuple(by_tf(each)) for each in theirs]
+
+
+@pytest.mark.parametrize("count", [0, 4, 5, 6])
+def test_assert_cardinality(driver, count):
+    node = nodes.AssertCardinality(count=5)
+    theirs = tf.data.Dataset.range(count).filter(lambda x: x >= 0)
+    theirs = theirs.apply(tf.data.experimental.assert_cardinality(5))
+    if count == 5:
+        assert by_us(driver, node, range(count)) == by_tf(theirs)
+        return
+    with pytest.raises(tf.errors.FailedPreconditionError, match="5 elements"):
+        by_tf(theirs)
+    said = "has more" if count > 5 else f"had {count}"
+    with pytest.raises(PipelineError, match=rf"expects 5 elements, and its input {said}"):
+        by_us(driver, node, range(count))

@@ -8,6 +8,7 @@ import pytest
 
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromList, FromMapStyle, FromParquet
 from millrace.planning.cache_point import frozen_by, point_fingerprint
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
 from millrace.planning.units import UnitMap
@@ -68,14 +69,21 @@ DIFFERENT: dict[str, tuple[g.Node, g.Node]] = {
     "another order": (pipeline(mapped(), mapped(G)), pipeline(mapped(G), mapped())),
     "another source": (PLAIN, pipeline(mapped(), source=g.FromWebDataset(patterns=("x",)))),
     "how the source is read": (PLAIN, pipeline(mapped(), source=files(compression="GZIP"))),
-    "columns": (g.FromParquet(patterns=("x",)), g.FromParquet(patterns=("x",), columns=("a",))),
-    "a list": (g.FromList(items=F, count=10), g.FromList(items=G, count=10)),
-    "a data set": (g.FromMapStyle(dataset=F, count=10), g.FromMapStyle(dataset=G, count=10)),
+    "columns": (FromParquet(patterns=("x",)), FromParquet(patterns=("x",), columns=("a",))),
+    "a list": (FromList(items=F, count=10), FromList(items=G, count=10)),
+    "a data set": (FromMapStyle(dataset=F, count=10), FromMapStyle(dataset=G, count=10)),
     "a batch's size": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 3}))),
     "remainders": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 2, "drop_remainder": True}))),
     "padding": (
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (1,)}})),
         pipeline((g.PaddedBatch, {"batch_size": 2, "padded_shapes": {"a": (2,)}})),
+    ),
+    "a batch that is a list": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 2, "listed": True}))),
+    "a batch that is filled up": (pipeline(BATCH), pipeline((g.Batch, {"batch_size": 2, "fill_remainder": "repeat"}))),
+    "a ragged batch": (pipeline(BATCH), pipeline((g.RaggedBatch, {"batch_size": 2}))),
+    "windows": (
+        pipeline((g.SlidingWindow, {"size": 2, "shift": 1})),
+        pipeline((g.SlidingWindow, {"size": 2, "shift": 2})),
     ),
     "where numbers start": (pipeline((g.Enumerate, {})), pipeline((g.Enumerate, {"start": 1}))),
     "a cycle's length": (
@@ -195,6 +203,7 @@ def test_everything_counts_where_items_are_what_tasks_give(one, other):
         (pipeline((g.Take, {"count": 3}), mapped()), UNCOUNTED, ["take"]),
         (pipeline(SHUFFLE, mapped(), BATCH), TEN, ["shuffle"]),
         (pipeline(SHUFFLE, (g.Enumerate, {})), TEN, ["shuffle"]),
+        (pipeline(SHUFFLE, (g.SlidingWindow, {"size": 2, "shift": 1})), TEN, ["shuffle"]),
         (pipeline(BATCH, SHUFFLE), TEN, []),
         (pipeline((g.Shuffle, {"buffer_size": 4, "reshuffle_each_iteration": False}), BATCH), TEN, []),
         (zipped(PLAIN, pipeline(SHUFFLE)), TEN, ["shuffle"]),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
@@ -76,6 +77,12 @@ def batch(size: int, drop: bool = False) -> Any:
         (((g.Repeat, {}), batch(7)), INFINITE, Cardinality.ONE, False),
         (((g.Repeat, {}), (g.Skip, {"count": 5}), (g.Take, {"count": 50})), 50, Cardinality.ONE, False),
         ((FILTER, (g.Repeat, {"count": 3})), 30, Cardinality.AT_MOST_ONE, False),
+        (((g.SlidingWindow, {"size": 4, "shift": 4}),), 3, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 1, "drop_remainder": True}),), 7, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 2, "stride": 3, "drop_remainder": True}),), 1, Cardinality.ONE, True),
+        (((g.SlidingWindow, {"size": 4, "shift": 4, "stride": 4, "drop_remainder": True}),), 0, Cardinality.ONE, True),
+        (((g.Repeat, {}), (g.SlidingWindow, {"size": 4, "shift": 1})), INFINITE, Cardinality.ONE, False),
+        (((g.AssertCardinality, {"count": 10}),), 10, Cardinality.ONE, True),
     ],
 )
 def test_counts_and_yields(operators, count, yields, cheap):
@@ -94,6 +101,8 @@ def test_counts_and_yields(operators, count, yields, cheap):
         ((g.SampleFromDatasets, {"weights": (1.0,)}), "sample_from_datasets()"),
         ((g.ChooseFromDatasets, {"choices": (0,)}), "choose_from_datasets()"),
         ((g.ChooseFromDatasets, {}), "choose_from_datasets() chooses by the elements of a dataset"),
+        ((g.SlidingWindow, {"size": 3, "shift": 1}), "window()"),
+        ((g.AssertCardinality, {"count": 3}), "assert_cardinality()"),
     ],
 )
 def test_positions_are_needed(above, said):
@@ -206,3 +215,38 @@ def test_lengths():
     assert analysed(TEN, (g.Repeat, {})).length() == INFINITE
     assert analysed(UNCOUNTED).length() is None
     assert analysed(TEN, MAP, SKIP_ERRORS).length() is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ((g.TakeWhile, {"fn": FN}), r"take_while\(fn\) ends where its predicate is false for the first time"),
+        ((g.Scan, {"fn": FN, "initial_state": 0}), r"scan\(fn\) makes of each element what those before it"),
+        ((g.Unique, {}), r"unique\(\) compares each element with all before it"),
+    ],
+)
+def test_what_depends_on_all_before_it_runs_as_one_sequence(operator, said):
+    with pytest.raises(UnplannableError, match=said) as caught:
+        of(TEN, operator, MAP)
+    assert caught.value.remedy.startswith("Do without it, or save() what it gives once")
+
+
+@pytest.mark.parametrize(
+    ("above", "length"),
+    [
+        ((), 7),
+        ((MAP, (g.Shuffle, {"buffer_size": 2}), batch(3)), 3),
+        (((g.Batch, {"batch_size": 3, "drop_remainder": True}), (g.Take, {"count": -1})), 2),
+        (((g.Take, {"count": 5}), (g.Scan, {"fn": FN, "initial_state": 0})), 5),
+        ((FILTER,), None),
+        ((MAP, (g.WithOptions, {"on_error": "skip"})), None),
+    ],
+)
+def test_an_asserted_length_is_known_of_a_sequence(above, length):
+    assert analysed(TEN, FILTER, (g.AssertCardinality, {"count": 7}), *above).length() == length
+
+
+@pytest.mark.parametrize(("below", "found"), [((), "10"), (((g.Repeat, {}),), "without end")])
+def test_a_cardinality_that_is_known_to_be_another_is_refused_before_anything_is_read(below, found):
+    with pytest.raises(PipelineError, match=rf"assert_cardinality\(\) expects 7 elements, and its input has {found}"):
+        analysed(TEN, *below, (g.AssertCardinality, {"count": 7}))

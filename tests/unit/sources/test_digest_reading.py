@@ -18,6 +18,7 @@ import millrace as mr
 from millrace.errors import PipelineError, SourceChangedError, SourceCorruptError, SourceNotFoundError
 from millrace.graph import nodes, serialize
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromParquet
 from millrace.planning.item_hashes import UNKNOWN
 from millrace.sources import list_source, open_source, storage, tfrecord, webdataset
 from millrace.sources.digests.digest_file import ItemKind
@@ -132,7 +133,7 @@ def test_a_piece_of_records_has_them(piece, chunk, tmp_path_factory, make_tfreco
 
 
 def test_a_row_group_has_the_column_chunks_of_its_file(rows, read_all):
-    node = nodes.FromParquet(patterns=(rows,), digest=digest_of(rows))
+    node = FromParquet(patterns=(rows,), digest=digest_of(rows))
     table = listed(node)
     assert table.items is not None
     with open(rows, "rb") as file:
@@ -218,7 +219,7 @@ def test_a_record_of_another_content_is_named(records, make_tfrecords):
 
 def test_a_column_chunk_of_another_content_is_named(rows):
     digest = digest_of(rows)
-    table = listed(nodes.FromParquet(patterns=(rows,), digest=digest))
+    table = listed(FromParquet(patterns=(rows,), digest=digest))
     assert table.items is not None
     at = int(table.items.starts[5]) + 3
     with open(rows, "r+b") as file:
@@ -311,7 +312,7 @@ def test_a_digest_of_other_columns_is_refused(rows):
     assert len(list(mr.Dataset.from_parquet(rows, columns=["id"], digest=digest))) == 100
     for columns in (None, ("id", "text")):
         with pytest.raises(PipelineError, match=r"digest of the columns id alone, and .* read: make it with"):
-            listed(nodes.FromParquet(patterns=(rows,), columns=columns, digest=digest))
+            listed(FromParquet(patterns=(rows,), columns=columns, digest=digest))
 
 
 @pytest.mark.parametrize("chosen", ["", 3, b"a.digest"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import PipelineError, SourceCorruptError, SourceNotFoundError
-from millrace.graph import nodes
+from millrace.graph.source_nodes import FromParquet
 from millrace.sources import describe, list_source, open_source, storage
 from millrace.sources.reads import Reads
 from millrace.sources.rows import to_rows, to_values
@@ -33,7 +33,7 @@ def path(tmp_path_factory):
 
 
 def test_a_split_per_row_group(path, read_all):
-    node = nodes.FromParquet(patterns=(path,))
+    node = FromParquet(patterns=(path,))
     table = list_source(node, Reads())
     assert [(split.start, split.stop, split.count, split.first_record) for split in table.splits] == [
         (0, 1, 300, 0),
@@ -55,7 +55,7 @@ def test_a_split_per_row_group(path, read_all):
 
 @given(start=st.integers(0, 300), length=st.integers(0, 310) | st.just(-1), chunk=st.integers(1, 400))
 def test_parts_of_a_split_are_slices(path, start, length, chunk):
-    node = nodes.FromParquet(patterns=(path,), columns=("id",))
+    node = FromParquet(patterns=(path,), columns=("id",))
     table = list_source(node, Reads())
     source: Any = open_source(node, table, Reads())
     stop = -1 if length < 0 else start + length
@@ -69,7 +69,7 @@ def test_batches_of_bounded_bytes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(parquet, "_BATCH_BYTES", 10_000)
     pq.write_table(pa.table({"x": [bytes(1000) + bytes([i]) for i in range(100)]}), tmp_path / "a", compression="none")
-    node = nodes.FromParquet(patterns=(f"{tmp_path}/a",))
+    node = FromParquet(patterns=(f"{tmp_path}/a",))
     table = list_source(node, Reads())
     source: Any = open_source(node, table, Reads())
     chunks = list(source.read(table.splits[0], 25, 95, lambda: 1000))
@@ -78,13 +78,13 @@ def test_batches_of_bounded_bytes(tmp_path, monkeypatch):
 
 
 def test_columns_in_the_order_asked_for(path, read_all):
-    node = nodes.FromParquet(patterns=(path,), columns=("name", "id"))
+    node = FromParquet(patterns=(path,), columns=("name", "id"))
     assert list(read_all(node, list_source(node, Reads()))[0].items()) == [("name", "row 0"), ("id", 0)]
 
 
 def test_unknown_column(path):
     with pytest.raises(PipelineError) as caught:
-        list_source(nodes.FromParquet(patterns=(path,), columns=("id", "nme", "x")), Reads())
+        list_source(FromParquet(patterns=(path,), columns=("id", "nme", "x")), Reads())
     assert str(caught.value) == (
         f"from_parquet(columns=...): {path} has no column 'nme', 'x'. Its columns are 'id', 'name', 'picture', 'vector'"
     )
@@ -93,7 +93,7 @@ def test_unknown_column(path):
 def test_remote_is_the_same(path, bucket, read_all):
     with open(path, "rb") as file:
         storage.write(bucket + "a.parquet", file.read())
-    local, remote = nodes.FromParquet(patterns=(path,)), nodes.FromParquet(patterns=(bucket + "*",))
+    local, remote = FromParquet(patterns=(path,)), FromParquet(patterns=(bucket + "*",))
     table = list_source(remote, Reads())
     assert table.count == ROWS
     assert repr(read_all(remote, table)) == repr(read_all(local, list_source(local, Reads())))
@@ -111,7 +111,7 @@ def test_reading_can_be_given_up(path, bucket):
     with open(path, "rb") as file:
         storage.write(bucket + "a.parquet", file.read())
     for place in (path, bucket + "a.parquet"):
-        node = nodes.FromParquet(patterns=(place,))
+        node = FromParquet(patterns=(place,))
         table = list_source(node, Reads())
         source: Any = open_source(node, table, Reads())
         reading = source.read(table.splits[0], 0, -1, lambda: 3)
@@ -121,7 +121,7 @@ def test_reading_can_be_given_up(path, bucket):
 
 def test_no_rows(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a")
-    assert list_source(nodes.FromParquet(patterns=(f"{tmp_path}/a",)), Reads()).count == 0
+    assert list_source(FromParquet(patterns=(f"{tmp_path}/a",)), Reads()).count == 0
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, -1, -9])
@@ -132,7 +132,7 @@ def test_truncated_when_listed(tmp_path, bucket, path, keep):
     storage.write(bucket + "a", data)
     for place in (f"{tmp_path}/a", bucket + "a"):
         with pytest.raises(SourceCorruptError, match=rf"^{place} is no Parquet file, truncated or damaged: "):
-            list_source(nodes.FromParquet(patterns=(place,)), Reads())
+            list_source(FromParquet(patterns=(place,)), Reads())
 
 
 def test_damaged_when_read(tmp_path, path, read_all):
@@ -140,7 +140,7 @@ def test_damaged_when_read(tmp_path, path, read_all):
         data = bytearray(file.read())
     place = tmp_path / "a"
     place.write_bytes(data)
-    node = nodes.FromParquet(patterns=(str(place),))
+    node = FromParquet(patterns=(str(place),))
     table = list_source(node, Reads())
     data[4:3000] = b"\xff" * 2996
     place.write_bytes(data)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from millrace.errors import ElementError, PipelineError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.graph.nodes import Opaque
+from millrace.graph.source_nodes import FromList, FromMapStyle
 from millrace.sources import describe, list_source, open_source, storage
 from millrace.sources.reads import Reads
 
@@ -38,7 +39,7 @@ def test_range(start, step, count, data):
 
 
 def test_from_list():
-    node = nodes.FromList(items=Opaque(("a", "b", "c")), count=3)
+    node = FromList(items=Opaque(("a", "b", "c")), count=3)
     assert fetch(node, np.array([2, 0, 2])) == ["c", "a", "c"]
     assert fetch(node, range(1, 3)) == ["b", "c"]
     assert describe(node, list_source(node, Reads()), 0, 2) == "item 2"
@@ -69,7 +70,7 @@ class Short(Plain):
 
 @pytest.mark.parametrize("kind", [Plain, Batched])
 def test_map_style(kind):
-    node = nodes.FromMapStyle(dataset=Opaque(kind(), name="Pictures"), count=10)
+    node = FromMapStyle(dataset=Opaque(kind(), name="Pictures"), count=10)
     assert fetch(node, np.array([3, 1])) == [30, 10]
     assert fetch(node, range(2, 4)) == [20, 30]
     with pytest.raises(ElementError) as caught:
@@ -87,13 +88,13 @@ def test_getitems_is_asked_once_for_several():
             calls.append(indices)
             return [self[index] for index in indices]
 
-    fetch(nodes.FromMapStyle(dataset=Opaque(Counting()), count=5), np.array([4, 0, 2]))
+    fetch(FromMapStyle(dataset=Opaque(Counting()), count=5), np.array([4, 0, 2]))
     assert calls == [[4, 0, 2]]
 
 
 def test_getitems_of_a_wrong_length():
     with pytest.raises(PipelineError, match=r"Short.__getitems__ returned 1 items for 3 indices"):
-        fetch(nodes.FromMapStyle(dataset=Opaque(Short()), count=5), range(3))
+        fetch(FromMapStyle(dataset=Opaque(Short()), count=5), range(3))
 
 
 @pytest.mark.parametrize("where", ["local", "memory"])

@@ -44,7 +44,7 @@ COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)
 """Operators that count the elements that one process gets."""
 _MAKING = (g.FlatMap, g.Unbatch)
 _COLLECTING = (g.Batch, g.PaddedBatch)
-_PASSING = (g.Map, g.Filter, g.Prefetch, g.WithOptions)
+_PASSING = (g.Map, g.Filter, g.TakeWhile, g.Prefetch, g.WithOptions)
 
 
 Arrival = tuple[list[Any], int, int]

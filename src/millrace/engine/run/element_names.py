@@ -56,7 +56,7 @@ def _name_of_arrived(graph: Graph, origin: Traced, position: int) -> str:
 def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | None:
     """Find the source element that a unit of a node is, if it is one and arithmetic can tell."""
     units, node = task.units, task.units.graph.nodes[number]
-    if units.of(number).yields is Cardinality.MANY or isinstance(node, (g.Batch, g.PaddedBatch)):
+    if units.of(number).yields is Cardinality.MANY or isinstance(node, (g.Batch, g.PaddedBatch, g.SlidingWindow)):
         return None
     if isinstance(node, g.Source):
         split = 0

@@ -140,6 +140,27 @@ def parts(feed: Feed, route: Route) -> Iterator[tuple[int | None, Feed]]:
         yield None, units
 
 
+def covered(feed: Feed, shift: int, span: int) -> Iterator[tuple[int, int]]:
+    """Find the stretches of positions, as (first, one past the last), that windows cover: of unit i from i * shift on.
+
+    Of windows that follow one another and overlap, or touch, each position is in one stretch only.
+
+    Args:
+        feed: units, in any order.
+        shift: positions from the beginning of one window to that of the next.
+        span: positions of a window.
+    """
+    last = -2
+    for units in feed:
+        edges = np.flatnonzero(np.diff(units) != 1) + 1 if shift <= span else np.arange(1, len(units))
+        for run in np.split(units, edges) if len(units) else ():
+            first, end = int(run[0]) * shift, int(run[-1]) * shift + span
+            if shift <= span and run[0] == last + 1:
+                first += span - shift
+            last = int(run[-1])
+            yield first, end
+
+
 def tee(feed: Feed, count: int) -> list[Feed]:
     """Make ``count`` feeds of the same units; safe to be pulled by different threads."""
     queues: list[deque[Array]] = [deque() for _ in range(count)]

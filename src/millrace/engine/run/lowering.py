@@ -146,7 +146,7 @@ class Lowering:
     def _input(self, node: g.Node, feed: Feed, repetition: int) -> Chunks:
         return self.units(self.graph.id_of(node.inputs[0]), feed, repetition)
 
-    def _take(self, _number: int, node: g.Take, feed: Feed, repetition: int) -> Chunks:
+    def _take(self, _number: int, node: g.Take | g.AssertCardinality, feed: Feed, repetition: int) -> Chunks:
         return self._input(node, feed, repetition)
 
     def _skip(self, _number: int, node: g.Skip, feed: Feed, repetition: int) -> Chunks:
@@ -229,6 +229,23 @@ class Lowering:
                 for start in range(0, len(units), step):
                     wanted = (units[start : start + step, None] * size + rows).ravel()
                     yield wanted[wanted < below.count]
+
+        return self._operator(number, node, [self.units(child, elements(), repetition)], repetition, outputs)
+
+    def _window(self, number: int, node: g.SlidingWindow, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        count = self.map.of(child).count
+        ours, theirs = index_streams.tee(feed, 2)
+        origin = Origin(number, 0, repetition)
+
+        def outputs() -> Iterator[tuple[Origin, int, int]]:
+            for units in ours:
+                for unit in units.tolist():
+                    yield origin, unit, min(node.span, count - unit * node.shift)
+
+        def elements() -> Feed:
+            for begin, end in index_streams.covered(theirs, node.shift, node.span):
+                yield from index_streams.blocks(begin, min(end, count))
 
         return self._operator(number, node, [self.units(child, elements(), repetition)], repetition, outputs)
 
@@ -417,7 +434,10 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.Sample: Lowering._drawn,  # noqa: SLF001
     g.Reservoir: Lowering._reservoir,  # noqa: SLF001
     g.Batch: Lowering._batch,  # noqa: SLF001
+    g.RaggedBatch: Lowering._batch,  # noqa: SLF001
     g.PaddedBatch: Lowering._batch,  # noqa: SLF001
+    g.SlidingWindow: Lowering._window,  # noqa: SLF001
+    g.AssertCardinality: Lowering._take,  # noqa: SLF001
     g.Zip: Lowering._zip,  # noqa: SLF001
     g.SampleFromDatasets: Lowering._mixed,  # noqa: SLF001
     g.ChooseFromDatasets: Lowering._mixed,  # noqa: SLF001

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from millrace.engine.threads.operator_threads import ThreadPool
-from millrace.graph.nodes import FromFiles, FromParquet, FromTFRecords, FromWebDataset, Node
+from millrace.graph.nodes import Node, Source
 from millrace.graph.operator_graph import Graph
 from millrace.policies import read_concurrency
 from millrace.sources.read_scheduler import SourceTier
@@ -18,7 +18,8 @@ _SPARE_THREADS = 32
 
 def reads_far(node: Node) -> bool:
     """Whether a read of the node is a request to another machine, so that many at once pay."""
-    return isinstance(node, (FromFiles, FromTFRecords, FromWebDataset, FromParquet)) and any(map(is_far, node.patterns))
+    places = getattr(node, "patterns", ()) or (getattr(node, "path", ""),)
+    return isinstance(node, Source) and any(map(is_far, places))
 
 
 class PooledReads:

@@ -24,9 +24,10 @@ from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.engine.user_code.crash_probe import CrashProbe, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Opaque, Reservoir, SampleFromDatasets, Shuffle
+from millrace.graph.nodes import AUTOTUNE, Opaque, Reservoir, SampleFromDatasets, Shuffle
 from millrace.graph.notation import graph_of
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromMapStyle
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.orders import EpochOrders

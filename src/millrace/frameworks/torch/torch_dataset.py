@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from millrace.elements.ragged import is_ragged
 from millrace.elements.tree import tree_map
 from millrace.frameworks.base import Converted, Readable, View
 from millrace.planning.checkpoint import Checkpoint
@@ -26,7 +27,8 @@ class TorchDataset(View, IterableDataset[Any]):
     """Elements with tensors in place of numeric arrays; each ``iter()`` is one epoch.
 
     In a DataLoader with several workers each worker gets a share of every epoch. Tensors share memory with the
-    arrays that arrived; Python numbers, strings and bytes stay as they are.
+    arrays that arrived; Python numbers, strings and bytes stay as they are. Ragged arrays become nested tensors of the
+    jagged layout.
     """
 
     def __init__(self, source: Readable) -> None:
@@ -42,7 +44,23 @@ class TorchDataset(View, IterableDataset[Any]):
 
 
 def _to_torch(element: Any) -> Any:
-    return tree_map(to_tensor, element)
+    return _with_jagged(tree_map(to_tensor, element))
+
+
+def _with_jagged(element: Any) -> Any:
+    """Make ragged arrays, of which the parts are tensors, nested tensors of the jagged layout."""
+    if isinstance(element, dict):
+        return {key: _with_jagged(child) for key, child in element.items()}
+    if not isinstance(element, (tuple, list)) or not element:
+        return element
+    if is_ragged(element):
+        values, splits = element
+        whole = isinstance(values, torch.Tensor) and isinstance(splits, torch.Tensor)
+        return torch.nested.nested_tensor_from_jagged(values, splits) if whole else element
+    if isinstance(element, list) and not isinstance(element[0], (dict, tuple, list)):
+        return element
+    parts = [_with_jagged(child) for child in element]
+    return parts if isinstance(element, list) else getattr(type(element), "_make", tuple)(parts)
 
 
 def to_tensor(leaf: Any) -> Any:
