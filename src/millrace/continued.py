@@ -44,6 +44,8 @@ _UNEVEN = (
 """Operators that may give one rank more elements than another, of equally many."""
 _COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate, g.AssertCardinality)
 """Operators that count what one process gets."""
+_OF_ALL = (*_COUNTING, g.TakeWhile, g.Scan, g.Unique)
+"""Operators that go by all that one process has had."""
 
 
 def continued(
@@ -97,16 +99,16 @@ class ContinuedPipeline(Readable):
         """Elements of one epoch; see :class:`Readable`.
 
         Raises:
-            PipelineError: an operator counts what one process gets, and this is one of several helpers.
+            PipelineError: an operator goes by all that one process has had, and this is one of several helpers.
         """
         from millrace.client.behind import BehindReader
         from millrace.engine.run.arrival_metrics import ArrivalMetrics
 
-        counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
-        if share is not None and share[1] > 1 and counting is not None:
+        of_all = next((node for node in self._operators.nodes if isinstance(node, _OF_ALL)), None)
+        if share is not None and share[1] > 1 and of_all is not None:
             raise PipelineError(
-                f"{counting} behind distribute() counts what one process gets, and this is one of {share[1]} processes "
-                "of a DataLoader: put it before distribute(), or use num_workers=0"
+                f"{of_all} behind distribute() goes by all that one process has had, and this is one of {share[1]} "
+                "processes of a DataLoader: put it before distribute(), or use num_workers=0"
             )
         loaded, now = self.served.loaded, list[Callable[[], Checkpoint]]()
         graph, metrics = self._operators, ArrivalMetrics(self._operators)

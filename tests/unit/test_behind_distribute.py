@@ -101,3 +101,7 @@ def test_where_operators_count_states_are_for_as_many_ranks():
 def test_one_of_several_loader_processes_does_not_count_for_all():
     with pytest.raises(mr.PipelineError, match=r"take\(\) behind .* one of 4 processes of a DataLoader: put it before"):
         served().take(3).__pipeline__().read_epoch(None, (0, 4))
+    with pytest.raises(
+        mr.PipelineError, match=r"unique\(\) behind distribute\(\) goes by all that one process has had"
+    ):
+        served().unique().__pipeline__().read_epoch(None, (0, 2))

@@ -46,7 +46,7 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_features_are_what_tensorflow_reads(data):
     features: dict[str, Any] = {}

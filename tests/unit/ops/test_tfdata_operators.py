@@ -15,6 +15,7 @@ from millrace.errors import PipelineError
 from millrace.graph import nodes
 
 few = settings(max_examples=25)
+fewer = settings(max_examples=12)
 cuts = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 lengths = st.lists(st.integers(1, 9), max_size=20)
 
@@ -102,7 +103,7 @@ def test_batches_of_scalars_arrays_and_bytes(driver):
             assert all(one[key].dtype == other[key].dtype for key in ("n", "x"))
 
 
-@few
+@fewer
 @given(lengths, st.integers(1, 5), st.booleans(), cuts)
 def test_ragged_batch(driver, sizes, batch_size, drop, cut):
     node = nodes.RaggedBatch(batch_size=batch_size, drop_remainder=drop)
@@ -294,7 +295,7 @@ def test_a_shuffle_of_one_changes_nothing_and_a_larger_one_loses_nothing(driver)
     assert all(element < place + 7 for place, element in enumerate(ours))
 
 
-@few
+@fewer
 @given(st.lists(st.integers(0, 9), max_size=20), cuts)
 def test_take_while(driver, fn, values, cut):
     ours = by_us(driver, nodes.TakeWhile(fn=fn(lambda x: x < 7)), values, cuts=cut)
@@ -302,7 +303,7 @@ def test_take_while(driver, fn, values, cut):
     assert ours == by_tf(theirs)
 
 
-@few
+@fewer
 @given(st.lists(st.integers(-9, 9), max_size=20), cuts)
 def test_scan(driver, fn, values, cut):
     node = nodes.Scan(initial_state=3, fn=fn(lambda state, x: (state + x, (state, x * 2))))
@@ -311,7 +312,7 @@ def test_scan(driver, fn, values, cut):
     assert by_us(driver, node, values, cuts=cut) == by_tf(theirs)
 
 
-@few
+@fewer
 @given(st.lists(st.integers(0, 9), max_size=20), st.booleans(), cuts)
 def test_unique(driver, values, as_text, cut):
     column = [str(value).encode() for value in values] if as_text else values
@@ -322,7 +323,7 @@ def test_unique(driver, values, as_text, cut):
 windows = st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 4), st.booleans())
 
 
-@settings(max_examples=60)
+@few
 @given(st.integers(0, 20), windows, cuts)
 def test_window(driver, count, window, cut):
     size, shift, stride, drop = window

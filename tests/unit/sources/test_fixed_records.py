@@ -17,7 +17,7 @@ from millrace.sources.fixed_records import list_source
 from millrace.sources.reads import Reads
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.integers(0, 30),
     st.integers(1, 5),

@@ -34,7 +34,7 @@ def flat(lists: list[list[object]]) -> list[object]:
     return [element for each in lists for element in each]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(LINE, max_size=12), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.integers(1, 40))
 def test_each_line_is_read_once_wherever_files_are_cut(tmp_path_factory, lines, end, ended, size):
     path = tmp_path_factory.mktemp("text") / "a.txt"

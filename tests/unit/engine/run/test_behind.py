@@ -95,6 +95,7 @@ def plain(graph, tasks: Tasks) -> list[Any]:
 
 
 IS_ODD = function(lambda number: bool(number % 2), "is_odd")
+NOT_TWELVE = function(lambda number: number % 13 != 12, "not_twelve")
 PLUS = function(lambda number: number + 1, "plus")
 SOME = function(lambda number: [number * 100 + part for part in range(number % 4)], "some")
 NOISY = function(lambda number, rng: (number, int(rng.integers(1 << 30))), "noisy", rng=True)
@@ -107,6 +108,7 @@ ONE_BY_ONE = st.sampled_from(
         (g.Map, {"fn": PLUS, "num_parallel_calls": 1}),
         (g.Map, {"fn": PLUS, "num_parallel_calls": 3}),
         (g.Filter, {"fn": IS_ODD}),
+        (g.TakeWhile, {"fn": NOT_TWELVE}),
         (g.Enumerate, {"start": 3}),
         (g.Prefetch, {"buffer_size": 4}),
         (g.Take, {"count": 13}),
@@ -123,7 +125,7 @@ def is_number(operators) -> bool:
     """Every operator gets what it can work on: once there are pairs there are no more numbers."""
     pairs = False
     for kind, _ in operators:
-        if pairs and kind in {g.Map, g.Filter, g.FlatMap, g.Enumerate}:
+        if pairs and kind in {g.Map, g.Filter, g.TakeWhile, g.FlatMap, g.Enumerate}:
             return False
         pairs = pairs or kind is g.Enumerate
     return True
