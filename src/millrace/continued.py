@@ -140,8 +140,11 @@ class ContinuedPipeline(Readable):
         for each in loaded:
             fit(each.identity, PipelineIdentity(behind=self._digest))
         epoch, ranks = min(each.next_epoch for each in loaded), self.served.ranks
-        counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
-        if counting is not None and any(each.epoch == epoch and each.counts and each.ranks != ranks for each in loaded):
+        counting = next((node for node in self._operators.nodes if isinstance(node, (*_COUNTING, g.TakeWhile))), None)
+        read = [
+            each for each in loaded if each.epoch == epoch and (each.counts or each.done or each.later or each.begun)
+        ]
+        if counting is not None and any(each.ranks != ranks for each in read):
             raise StateError(
                 f"{counting} behind distribute() counts what one process gets, and the state is of {loaded[0].ranks} "
                 f"processes, where there are {ranks} now: go on with as many, or from a state of an epoch's end"

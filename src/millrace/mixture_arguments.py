@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -135,9 +135,19 @@ def _values(chosen: g.Node) -> Iterator[Any]:
         case g.Skip():
             return itertools.islice(below[0](), chosen.count, None) if chosen.count >= 0 else iter(())
         case g.Repeat():
-            turns = itertools.repeat(below[0]) if chosen.count is None else itertools.repeat(below[0], chosen.count)
-            return itertools.chain.from_iterable(turn() for turn in turns)
+            return _again(below[0], chosen.count)
     return itertools.chain.from_iterable(values() for values in below)
+
+
+def _again(values: Callable[[], Iterator[Any]], count: int | None) -> Iterator[Any]:
+    """Go through values so many times, or without end; nothing is gone through once."""
+    for _ in itertools.count() if count is None else range(count):
+        found = False
+        for value in values():
+            found = True
+            yield value
+        if not found:
+            return
 
 
 def _numbers(operator: str, found: list[Any], datasets: int) -> tuple[int, ...]:

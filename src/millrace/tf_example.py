@@ -6,6 +6,7 @@ An example is a message of protocol buffers: a map from names to lists of bytes,
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -120,12 +121,19 @@ class _Wanted:
             return None
         dtype: Any = {_BYTES: object, _FLOAT: np.float32, _INT64: np.int64}[self._kind]
         array = np.asarray(value, dtype)
+        if self._kind == _BYTES:
+            array = np.array([self._bytes(each) for each in array.ravel()], object)
         if array.size not in (1, self._count):
             raise PipelineError(
                 f"parse_example: the default of {self._name!r} has {array.size} values, and the feature {self._count}"
             )
         values = np.resize(array, self._count) if array.size else array
         return values.tolist() if self._kind == _BYTES else values
+
+    def _bytes(self, value: Any) -> bytes:
+        if not isinstance(value, (bytes, str)):
+            raise PipelineError(f"parse_example: the default of {self._name!r} is bytes, not {value!r}")
+        return value.encode() if isinstance(value, str) else value
 
     def value(self, feature: bytes | memoryview | None) -> Any:
         """Value in an element of the message of a feature; None: the example lacks it."""
@@ -136,7 +144,8 @@ class _Wanted:
                     raise ValueError(f"feature {self._name!r} holds {held}, not {_KINDS[self._kind]}")
                 values = _values(listed, kind)
         if values is None or (self._shape is None and not len(values)):
-            values = self._default if self._shape is not None else _values(b"", self._kind)
+            # A copy, as whoever gets it may write to it.
+            values = copy.copy(self._default) if self._shape is not None else _values(b"", self._kind)
         if values is None:
             raise ValueError(f"the example has no feature {self._name!r}, which has no default_value")
         if self._shape is None:

@@ -140,3 +140,20 @@ def test_records_that_are_otherwise_are_errors_of_the_element(record, feature, s
 def test_a_schema_that_is_none_is_refused_where_it_is_written(features, said):
     with pytest.raises(PipelineError, match=re.escape(said)):
         Dataset.from_list([b""]).parse_example(features)
+
+
+def test_who_writes_to_a_default_changes_no_other_element():
+    def write(features: dict[str, Any]) -> dict[str, Any]:
+        features["a"] += 1
+        features["b"].append(b"more")
+        return features
+
+    schema = {"a": FixedLenFeature((2,), np.int64, 0), "b": FixedLenFeature((1,), bytes, b"")}
+    for found in Dataset.from_list([b""] * 3).parse_example(schema).map(write, num_parallel_calls=1):
+        assert (found["a"].tolist(), found["b"]) == ([1, 1], [b"", b"more"])
+
+
+def test_a_default_of_bytes_may_be_given_as_text():
+    assert ExampleParser({"a": FixedLenFeature((), bytes, "é")})(b"") == {"a": "é".encode()}
+    with pytest.raises(PipelineError, match="the default of 'a' is bytes, not 3"):
+        ExampleParser({"a": FixedLenFeature((), bytes, 3)})

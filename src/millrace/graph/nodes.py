@@ -76,12 +76,6 @@ class Source(Node):
     """Node without inputs; :mod:`millrace.sources` reads it."""
 
 
-def stored_elsewhere(source: Source) -> bool:
-    """Whether a source is of files that have the same names on every host. A long list of names is not in here."""
-    patterns = getattr(source, "patterns", None) or ()
-    return bool(patterns) and all("://" in each and not each.startswith(("file:", "memory:")) for each in patterns)
-
-
 class Range(Source, op="range"):
     """Source of Python ints ``start, start + step, ...`` below ``stop``."""
 

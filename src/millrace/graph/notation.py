@@ -119,7 +119,7 @@ def _arguments(node: Node) -> str:
             or (isinstance(node, MIXING) and each.name in _CHOICES)
             or (isinstance(node, MIXING) and node.cycle and each.name == "stop_on_empty_dataset")
             or value is each.default
-            or value == each.default
+            or (type(value) is type(each.default) and value == each.default)
         ):
             continue
         if each.name == "listed":

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.graph.nodes import FlatMap, Opaque, Source
+from millrace.graph.nodes import FlatMap, Node, Opaque, Source
+
+
+def places_of(source: Node) -> tuple[str, ...]:
+    """List the paths and patterns that a source reads."""
+    return tuple(getattr(source, "patterns", None) or filter(None, [getattr(source, "path", None)]))
+
+
+def stored_elsewhere(source: Source) -> bool:
+    """Whether a source is of files that have the same names on every host. A long list of names is not in here."""
+    patterns = places_of(source)
+    return bool(patterns) and all("://" in each and not each.startswith(("file:", "memory:")) for each in patterns)
 
 
 class FromArrays(Source, op="from_arrays"):

@@ -478,7 +478,8 @@ def _size(root: Units, tasks: int | None) -> int:
         per_task = (
             root.target / root.reads if not root.bytes else min(root.target / root.reads, _TASK_BYTES / root.bytes)
         )
-        return max(1, int(per_task), _whole_groups(root))
+        refill = math.ceil(root.refill / root.reads) if root.refill else 0
+        return max(1, int(per_task), _whole_groups(root), refill)
     if tasks is not None:
         wanted = max(1, tasks)
     else:

@@ -67,10 +67,10 @@ class _Walk:
             case g.Enumerate():
                 return _with(self.of(below[0], at, repetition), at + node.start)
             case g.Batch() | g.PaddedBatch():
-                rows = np.arange(node.batch_size, dtype=np.int64)
+                rows = np.arange(min(node.batch_size, self.units.of(below[0]).count), dtype=np.int64)
                 return self._of_groups(at[:, None] * node.batch_size + rows, below[0], repetition)
             case g.SlidingWindow():
-                rows = np.arange(node.size, dtype=np.int64) * node.stride
+                rows = np.arange(min(node.size, self.units.of(below[0]).count), dtype=np.int64) * node.stride
                 return self._of_groups(at[:, None] * node.shift + rows, below[0], repetition)
             case g.Repeat() if not self.random and not self._shuffled(below[0]):
                 return self.of(below[0], at % self.units.of(below[0]).count, repetition)

@@ -309,6 +309,12 @@ def _in_sequence(_map: UnitMap, _number: int, node: g.Node, _below: list[Units])
 def _windows(_map: UnitMap, _number: int, node: g.SlidingWindow, below: list[Units]) -> Units:
     _need_positions(node, below)
     units, read = below[0], min(node.shift, node.size)
+    if units.task_local and node.shift < node.span:
+        raise UnplannableError(
+            node,
+            "has windows that overlap of elements that each task mixes, of which two tasks would have the same",
+            "Shuffle behind it, or with reservoir(), and the work can be shared.",
+        )
     count = INFINITE if units.count >= INFINITE else count_windows(node, units.count)
     return replace(units, count=count, reads=units.reads * read, bytes=units.bytes * read)
 

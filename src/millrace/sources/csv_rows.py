@@ -54,6 +54,8 @@ class _Rows:
         return sliced(self._rows(split), start, stop, chunk_size)
 
     def _rows(self, split: Split) -> Iterator[list[dict[str, Any]]]:
+        import pyarrow as pa
+
         names = self._names(split)
         wanted = names if self._node.columns is None else list(self._node.columns)
         if missing := [name for name in wanted if name not in names]:
@@ -62,7 +64,8 @@ class _Rows:
                 f"are {', '.join(map(repr, names))}"
             )
         for block in self._blocks.read(split):
-            for batch in self._parse(split, block, names, wanted, self._types):
+            types = {name: self._types.get(name, pa.string()) for name in names}  # of files that have more columns
+            for batch in self._parse(split, block, names, wanted, types):
                 yield to_rows(batch, wanted)
 
     def _names(self, split: Split) -> list[str]:
@@ -91,15 +94,13 @@ class _Rows:
         import pyarrow as pa
 
         given = {name: pa.type_for_alias(_ARROW_TYPES[kind]) for name, kind in (self._node.types or {}).items()}
-        if not self._blocks.splits:
-            return given
-        split = self._blocks.splits[0]
-        names = self._names(split)
-        block = next(iter(self._blocks.read(split)), None)
-        for batch in [] if block is None else self._parse(split, block, names, names, given):
-            known = {field.name: field.type for field in batch.schema}
-            plain = {name: kind if _is_plain(kind) else pa.string() for name, kind in known.items()}
-            return {**plain, **given}
+        for split in self._blocks.splits:
+            names = self._names(split)
+            block = next(iter(self._blocks.read(split)), None)
+            for batch in [] if block is None else self._parse(split, block, names, names, given):
+                known = {field.name: field.type for field in batch.schema}
+                plain = {name: kind if _is_plain(kind) else pa.string() for name, kind in known.items()}
+                return {**plain, **given}
         return given
 
     def _parse(

@@ -25,7 +25,7 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import OpenBlock
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.tree import nbytes
-from millrace.errors import CacheError, PipelineError, SourceCorruptError, SourceNotFoundError
+from millrace.errors import CacheError, PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
 from millrace.graph.source_nodes import Load
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
@@ -68,20 +68,52 @@ def save(path: str, elements: Iterator[Any]) -> None:
     if not storage.is_remote(path):
         os.makedirs(storage.local_path(path), exist_ok=True)
     if storage.existing([_at(path, _CONTENTS)]):
-        raise PipelineError(f"save: {path} holds a saved dataset, which others may be reading; save to another path")
+        raise _taken(path)
     token, written = secrets.token_bytes(8), list[_Saved]()
     try:
         for first in elements:
             name = f"{len(written):06}-{token.hex()}.block"
             with draft(_at(path, name)) as file:
                 written.append(_write(BlockWriter(file), name, itertools.chain([first], elements), token))
-        with draft(_at(path, _CONTENTS)) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(_Contents(_FORMAT, written))))
+        _publish(path, msgspec.json.format(msgspec.json.encode(_Contents(_FORMAT, written))), token)
     except BaseException:
         for each in [] if storage.is_remote(path) else written:
             with contextlib.suppress(OSError):
                 os.unlink(storage.local_path(_at(path, each.file)))
         raise
+
+
+def _taken(path: str) -> PipelineError:
+    return PipelineError(
+        f"save: {path} holds a saved dataset, which others may be reading; save to another path, each rank to one of "
+        "its own"
+    )
+
+
+def _publish(path: str, contents: bytes, token: bytes) -> None:
+    """Write what was saved, unless somebody else has saved something there meanwhile.
+
+    Raises:
+        PipelineError: somebody has.
+    """
+    place = _at(path, _CONTENTS)
+    if storage.is_remote(path):
+        if storage.existing([place]):
+            raise _taken(path)
+        with draft(place) as file:
+            file.write(contents)
+        return
+    own, there = _at(path, f"{token.hex()}.json"), storage.local_path(place)
+    with draft(own) as file:
+        file.write(contents)
+    try:
+        os.link(storage.local_path(own), there)
+    except FileExistsError:
+        raise _taken(path) from None
+    except OSError as error:
+        raise SourceError(f"{there}: {error.strerror or error}") from error
+    finally:
+        os.unlink(storage.local_path(own))
 
 
 def _write(writer: BlockWriter, file: str, elements: Iterator[Any], token: bytes) -> _Saved:

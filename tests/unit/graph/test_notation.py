@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 import millrace as mr
@@ -69,3 +70,9 @@ def test_one_that_is_used_again_and_again_is_not_shown_as_often():
     for _ in range(200):
         dataset = mr.Dataset.zip(dataset, dataset)
     assert len(str(dataset)) < 300
+
+
+def test_arrays_are_compared_with_no_default():
+    summed = mr.Dataset.range(3).scan(np.zeros(2), lambda state, number: (state + number, state))
+    assert str(summed).startswith("Dataset.range(3).scan(array([0., 0.]), ")
+    assert len(list(summed)) == 3

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dataset import Dataset
 from millrace.planning.choice_pattern import ChoicePattern
 from millrace.planning.mixture import ENDLESS
 
@@ -67,3 +68,9 @@ def test_positions_beyond_the_end_are_refused():
     for position in (-1, 4):
         with pytest.raises(IndexError, match="positions of these choices are below 4"):
             pattern.resolve([position])
+
+
+def test_nothing_again_and_again_is_nothing():
+    nothing = Dataset.range(0).repeat().take(5)
+    assert not list(Dataset.choose_from_datasets([Dataset.range(3)], nothing))
+    assert not list(Dataset.choose_from_datasets([Dataset.range(3)], Dataset.range(0).repeat(1 << 60).take(5)))

@@ -29,3 +29,11 @@ def test_a_task_is_an_element(dataset: Dataset):
 
 def test_a_task_is_a_batch():
     assert cuts(Dataset.range(10).batch(3), 4) == [[0], [1], [2], [3]]
+
+
+def test_a_task_is_a_refill_also_without_an_end(tmp_path: Path):
+    (tmp_path / "numbers").write_bytes(bytes(8 * 200_000))
+    drawn = Dataset.from_fixed_length_records(str(tmp_path / "numbers"), 8).reservoir(100_000)
+    plan = drawn.repeat().__pipeline__().plan(None)
+    assert plan.length is None
+    assert {plan.task(index).stop - plan.task(index).start for index in range(4)} == {100_000}

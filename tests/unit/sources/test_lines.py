@@ -166,3 +166,9 @@ def test_a_file_with_its_first_line_alone_has_no_rows(tmp_path):
         (tmp_path / "a.csv").write_text(text)
         names = ("a", "b") if number == 2 else None
         assert flat(read(FromCSV(patterns=(str(tmp_path / "a.csv"),), names=names))) == []
+
+
+def test_types_are_those_of_the_first_rows_there_are_and_of_other_columns_text(tmp_path):
+    for number, text in enumerate(["a\n", "a\n3\n", "b,a\n4,5\n"]):
+        (tmp_path / f"{number}.csv").write_text(text)
+    assert list(Dataset.from_csv(f"{tmp_path}/*.csv")) == [{"a": 3}, {"b": "4", "a": 5}]

@@ -116,3 +116,19 @@ def test_a_path_is_needed():
     for wrong in (None, 3, ""):
         with pytest.raises(PipelineError, match="load"):
             load(wrong)
+
+
+@pytest.mark.parametrize("place", ["folder", "memory://saved/by-two"])
+def test_of_two_that_save_to_one_path_one_is_refused(tmp_path, place):
+    path = str(tmp_path / "data") if place == "folder" else place
+
+    def slow() -> Any:
+        yield 0
+        saved.save(path, iter([10, 11]))
+        yield 1
+
+    with pytest.raises(PipelineError, match="each rank to one of its own"):
+        saved.save(path, slow())
+    assert list(Dataset.load(path)) == [10, 11]
+    if place == "folder":
+        assert sorted(each.suffix for each in (tmp_path / "data").iterdir()) == [".block", ".json"]

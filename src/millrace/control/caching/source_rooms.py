@@ -20,8 +20,9 @@ from millrace.control.journal.cache_events import RoomGiven
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import Caches, DataSetRoom, Given
 from millrace.control.state.state import Job, State
-from millrace.graph.nodes import FromFiles, FromTFRecords, FromWebDataset, stored_elsewhere
+from millrace.graph.nodes import FromFiles, FromTFRecords, FromWebDataset
 from millrace.graph.serialize import unpack
+from millrace.graph.source_nodes import stored_elsewhere
 from millrace.planning import server_zones
 from millrace.planning.chunks import most_chunks
 from millrace.planning.split_table import TableSummary

@@ -14,8 +14,8 @@ import msgspec
 
 from millrace.control.journal.transaction import Transaction
 from millrace.control.state.state import Job
-from millrace.graph.nodes import stored_elsewhere
 from millrace.graph.serialize import parameters, unpack
+from millrace.graph.source_nodes import stored_elsewhere
 
 SHARED_S = 5.0
 """Seconds before a job came in which a listing may have begun that it takes."""

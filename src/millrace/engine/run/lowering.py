@@ -347,11 +347,16 @@ class Lowering:
                 return
 
     @functools.cached_property
-    def _below_samples(self) -> set[int]:
+    def _asked_again(self) -> set[int]:
         """Nodes of which a unit may be asked for more than once."""
         graph = self.map.graph
-        samples = [node for node in graph.nodes if isinstance(node, (g.Sample, g.Reservoir))]
-        return {graph.id_of(below) for node in samples for below in Graph(node).nodes if below is not node}
+        again = [
+            node
+            for node in graph.nodes
+            if isinstance(node, (g.Sample, g.Reservoir))
+            or (isinstance(node, g.SlidingWindow) and node.shift < node.span)
+        ]
+        return {graph.id_of(below) for node in again for below in Graph(node).nodes if below is not node}
 
     def _counts(self, children: list[int]) -> Callable[[int], int]:
         counts = [self.map.of(child).count for child in children]
@@ -374,7 +379,7 @@ class Lowering:
 
     def _merged(self, deal: _Deal, feed: Feed) -> Chunks:
         """Yield one element for each unit, from the part that ``route`` names; positions are for the caller to give."""
-        most = (lambda _part: INFINITE) if deal.number in self._below_samples else deal.most
+        most = (lambda _part: INFINITE) if deal.number in self._asked_again else deal.most
         routes = index_streams.Routes(feed, deal.route, most)
         streams: dict[int, index_streams.Elements] = {}
         origin = Origin(deal.number, 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from millrace.engine.threads.operator_threads import ThreadPool
 from millrace.graph.nodes import Node, Source
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import places_of
 from millrace.policies import read_concurrency
 from millrace.sources.read_scheduler import SourceTier
 from millrace.sources.reads import Reads, is_far
@@ -18,8 +19,7 @@ _SPARE_THREADS = 32
 
 def reads_far(node: Node) -> bool:
     """Whether a read of the node is a request to another machine, so that many at once pay."""
-    places = getattr(node, "patterns", ()) or (getattr(node, "path", ""),)
-    return isinstance(node, Source) and any(map(is_far, places))
+    return isinstance(node, Source) and any(map(is_far, places_of(node)))
 
 
 class PooledReads:
