@@ -361,7 +361,8 @@ class Dataset(Operators, Viewable):
         Args:
             class_func: class of an element, a whole number from 0 on.
             target_dist: share of each class that there is to be; 1 together.
-            initial_dist: share of each class that there is. None: it is estimated, in each task for itself.
+            initial_dist: share of each class that there is. None: it is estimated, in each task for itself, so that
+                with a few hundred elements in a task the shares are some points off.
             seed: of the choices, which are others in each epoch; None: the pipeline's.
 
         Raises:

@@ -107,7 +107,13 @@ class _Wanted:
                 f"not {feature!r}"
             )
         self._kind = known
-        self._shape = tuple(map(int, feature.shape)) if fixed else None
+        try:
+            self._shape = tuple(map(int, feature.shape)) if fixed else None
+        except TypeError:
+            raise PipelineError(
+                f"parse_example: the shape of {name!r} is a tuple of whole numbers, () for one value, not "
+                f"{feature.shape!r}"
+            ) from None
         self._count = math.prod(self._shape or ())
         self._default = self._defaults(feature.default_value) if fixed else None
 

@@ -143,6 +143,8 @@ def columns(operator: str, value: Any, what: str = "columns") -> tuple[str, ...]
     chosen = listed(operator, what, value)
     if not chosen or not all(isinstance(name, str) for name in chosen):
         raise PipelineError(f"{operator}: {what} are names, at least one, or None for all, not {list(chosen)}")
+    if len(set(chosen)) < len(chosen):
+        raise PipelineError(f"{operator}: {what} are different names, not {list(chosen)}")
     return chosen
 
 

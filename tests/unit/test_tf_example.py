@@ -157,3 +157,9 @@ def test_a_default_of_bytes_may_be_given_as_text():
     assert ExampleParser({"a": FixedLenFeature((), bytes, "é")})(b"") == {"a": "é".encode()}
     with pytest.raises(PipelineError, match="the default of 'a' is bytes, not 3"):
         ExampleParser({"a": FixedLenFeature((), bytes, 3)})
+
+
+@pytest.mark.parametrize("shape", [2, (None,)])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(PipelineError, match="the shape of 'a' is a tuple of whole numbers"):
+        ExampleParser({"a": FixedLenFeature(shape, np.int64)})

@@ -172,3 +172,8 @@ def test_types_are_those_of_the_first_rows_there_are_and_of_other_columns_text(t
     for number, text in enumerate(["a\n", "a\n3\n", "b,a\n4,5\n"]):
         (tmp_path / f"{number}.csv").write_text(text)
     assert list(Dataset.from_csv(f"{tmp_path}/*.csv")) == [{"a": 3}, {"b": "4", "a": 5}]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    with pytest.raises(PipelineError, match=r"names are different names, not \['a', 'a'\]"):
+        Dataset.from_csv(str(tmp_path), names=["a", "a"])
