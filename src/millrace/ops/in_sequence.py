@@ -127,7 +127,8 @@ def _key(element: Any, label: str) -> Hashable:
     if kind is np.int64:  # numbers of Python are numpy's of 64 bits, as in a batch
         return int(element)
     if kind is int or (kind is str and len(element) < _LONG):
-        return element  # type: ignore[no-any-return]
+        itself: Hashable = element
+        return itself
     hashed = hashlib.blake2b(digest_size=16)
     _hash(element, hashed.update, label)
     return hashed.digest()

@@ -13,7 +13,7 @@ from millrace.sources.gzip_stream import inflate, wbits_of
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
-from millrace.sources.splitting import entry_of, foretold, piece_bytes
+from millrace.sources.splitting import entry_of, foretold, piece_bytes, whole
 from millrace.sources.storage import FileInfo
 from millrace.sources.store_requests import Entry
 
@@ -33,7 +33,7 @@ def list_source(
     splits: list[Split] = []
     for file in files:
         if wbits_of(node.op, node.compression, file.location):
-            splits.append(Split(file.location, first_record=0, bytes=file.size, version=file.version))
+            splits.append(whole(file))
         else:
             splits.extend(_cut(node, file, max(1, size // node.record_bytes)))
         seen(1)

@@ -24,7 +24,7 @@ from millrace.sources.gzip_stream import inflate, wbits_of
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress
-from millrace.sources.splitting import entry_of, foretold, piece_bytes
+from millrace.sources.splitting import entry_of, foretold, piece_bytes, whole
 from millrace.sources.store_requests import Entry
 
 _BLOCK_BYTES = 1 << 20
@@ -51,7 +51,7 @@ def list_lines(node: FromText | FromCSV, seen: ListingProgress, size: int | None
     splits: list[Split] = []
     for file in files:
         if wbits_of(node.op, node.compression, file.location):
-            splits.append(Split(file.location, first_record=0, bytes=file.size, version=file.version))
+            splits.append(whole(file))
         elif file.size:
             pieces = max(1, file.size // size)
             bounds = [file.size * number // pieces for number in range(pieces + 1)]

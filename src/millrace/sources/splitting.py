@@ -22,6 +22,11 @@ def piece_bytes(files: Iterable[FileInfo]) -> int:
     return min(_PIECE_BYTES, max(_SMALL_PIECE_BYTES, sum(file.size for file in files) // _PIECES))
 
 
+def whole(file: FileInfo) -> Split:
+    """Make the split that is all of a file, of whose records nobody knows where they are."""
+    return Split(file.location, first_record=0, bytes=file.size, version=file.version)
+
+
 def cut(file: FileInfo, ends: Iterable[int], size: int) -> list[Split]:
     """Cut a file into splits of whole records, of ``size`` bytes or just above; ``ends`` are the records' ends."""
     splits: list[Split] = []
@@ -55,7 +60,7 @@ def split_records(
     for file in files:
         ends = record_ends(file)
         if ends is None:
-            splits.append(Split(file.location, first_record=0, bytes=file.size, version=file.version))
+            splits.append(whole(file))
         else:
             splits.extend(cut(file, ends, size))
         seen(1)
