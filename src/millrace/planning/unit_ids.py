@@ -83,6 +83,8 @@ class _Walk:
 
     def _of_groups(self, rows: Positions, child: int, repetition: int) -> Identities:
         """Identify groups by the units of ``rows``, int64 of shape (groups, size), as far as there are these."""
+        if not len(rows):  # of no elements below, of which ``rows`` would have no columns either
+            return _nothing(0)
         count = self.units.of(child).count
         there = rows < count
         parts = self.of(child, np.minimum(rows, count - 1).ravel(), repetition).reshape(*rows.shape, 2)

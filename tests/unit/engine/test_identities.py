@@ -1,10 +1,12 @@
 """Units that have one identity are one element."""
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import numbers, pipeline
 
+import millrace
 from millrace.planning.orders import EpochOrders
 from millrace.planning.unit_ids import identities
 from millrace.planning.units import Cardinality, UnitMap
@@ -27,3 +29,18 @@ def test_equal_identities_are_equal_elements(runs, data):
         assert meant.setdefault(name, element) == element
     some = np.array(data.draw(st.permutations(range(len(elements))), label="order"), np.int64)
     assert np.array_equal(identities(orders, root, some), found[some])
+
+
+@pytest.mark.parametrize(
+    "grouped",
+    [
+        lambda nothing: nothing.batch(2),
+        lambda nothing: nothing.padded_batch(2),
+        lambda nothing: nothing.window(3, 1).repeat(2),
+    ],
+)
+def test_groups_of_nothing_have_no_identities(grouped):
+    made = grouped(millrace.Dataset.range(0)).__pipeline__()
+    units = UnitMap(made.graph, made.tables())
+    found = identities(EpochOrders(units, 0, 0), len(units.graph.nodes) - 1, np.arange(0))
+    assert found.shape == (0, 2)
