@@ -53,6 +53,39 @@ def test_a_worker_holds_as_many_leases_as_it_wants():
     assert len(service.workers["w0"].leases) == 4
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_what_a_worker_left_out_counts_once_though_it_says_so_when_all_of_it_was_read(over):
+    service, peer = started(FakePlan(2))
+    worker = service.workers["w0"]
+    leases = dict(worker.leases)
+    ends = [msg.TaskFinished(lease.ref, number, 1, skipped=3, left_out=2) for number, lease in leases.items()]
+    for number, lease in leases.items():
+        key = (lease.ref.job, lease.ref.epoch, lease.ref.task)
+        worker.finished[key], worker.outputs[key] = number, ["x"]
+        service.read(peer, lease.ref.task)
+    job = service.state.jobs["a"]
+    if over:
+        service.begin(peer, 1)
+    assert (0 in job.epochs, job.skipped) == (not over, 0)
+    for end in [*ends, *ends]:  # said again, as the connection was lost
+        service.say(inp.WorkerSaid("w0", end))
+    (shown,) = status(service.state, service.observed, service.now)["jobs"]
+    assert (shown["skipped"], shown["left_out"]) == (6, 4)
+
+
+def test_what_a_worker_left_out_counts_for_the_lease_that_is_in_force():
+    service, peer = started(FakePlan(1))
+    worker = service.workers["w0"]
+    number, lease = next(each for each in worker.leases.items() if each[1].ref.epoch == 0)
+    key = (lease.ref.job, lease.ref.epoch, lease.ref.task)
+    service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number + 1000, 1, skipped=5)))
+    assert service.state.jobs["a"].skipped == 0
+    worker.finished[key], worker.outputs[key] = number, ["x"]
+    service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number, 1, skipped=3)))
+    service.read(peer, 0)
+    assert service.state.jobs["a"].skipped == 3
+
+
 def test_a_consumer_that_stops_reading_starves_no_other():
     service = Service(FakePlan(40))
     service.add_worker("w")

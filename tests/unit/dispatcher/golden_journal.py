@@ -22,7 +22,7 @@ from millrace.control.journal import snapshot
 from millrace.control.journal.epoch_events import EpochResumed
 from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump
-from millrace.control.journal.task_events import TaskLeased, TaskSpared
+from millrace.control.journal.task_events import EndToldLate, TaskLeased, TaskSpared
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal_file import SqliteJournal
 from millrace.graph.notation import graph_of
@@ -56,6 +56,7 @@ def live() -> Service:
     _be_slow(service)
     names += _be_poisoned(service)
     _be_oversized(service)
+    _be_told_late(service)
     _lose(service)
     _follow(service)
     _go_on(service)
@@ -380,6 +381,23 @@ def _coordinate(service: Service) -> None:
     worker, key = next((each, key) for each in service.workers.values() for key in each.leases if key)
     lease = worker.leases[key]
     service.say(inp.WorkerSaid(worker.name, msg.TaskFinished(lease.ref, key, 1, left_out=2)))
+
+
+def _be_told_late(service: Service) -> None:
+    """A task that was read before its worker says that it has ended, and what it left out."""
+    usual, service.plan = service.plan, FakePlan(3)
+    peer = service.join("early", "early")
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    holders = [(worker, key, lease) for worker in service.workers.values() for key, lease in worker.leases.items()]
+    worker, number, lease = next(held for held in holders if held[2].ref.job == "early" and held[2].run < 0)
+    key = (lease.ref.job, lease.ref.epoch, lease.ref.task)
+    worker.finished[key], worker.outputs[key] = number, ["x"]
+    service.read(peer, lease.ref.task)
+    service.say(inp.WorkerSaid(worker.name, msg.TaskFinished(lease.ref, number, 1, skipped=2)))
+    assert any(isinstance(event, EndToldLate) for event in service.events)
+    service.plan = usual
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:

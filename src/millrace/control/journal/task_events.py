@@ -127,6 +127,30 @@ class TaskEnded(TaskEvent, frozen=True, tag="TaskEnded"):
         state.caches.lease_ended(live.lease)
 
 
+class EndToldLate(TaskEvent, frozen=True, tag="EndToldLate"):
+    """A worker has said what it left out of a task when its readers had read all of it, and it was over.
+
+    Attributes:
+        skipped: elements that ``on_error`` left out.
+        left_out: elements that filled no round.
+    """
+
+    skipped: int = 0
+    left_out: int = 0
+    changes: ClassVar = Changes.TASKS
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        epoch = job.epochs.get(self.epoch)
+        job.skipped += self.skipped
+        if epoch is None:
+            job.left_out += self.left_out
+            return
+        epoch.skipped += self.skipped
+        if self.left_out:
+            epoch.left_out[self.task] = self.left_out
+
+
 class TaskReleased(TaskEvent, frozen=True, tag="TaskReleased"):
     """Its lease is void, with whatever its worker kept; it waits to be leased again for the same slot.
 

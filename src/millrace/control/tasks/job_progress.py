@@ -35,19 +35,24 @@ def reported(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) 
         epoch.read[consumer] = message.batches, message.pace
 
 
-def computed(tx: Transaction, message: TaskFinished) -> None:
-    """Count what the operators gave in a task that ran to its end, once, however often it runs."""
+def computed(tx: Transaction, message: TaskFinished) -> bool:
+    """Count what the operators gave in a task that ran to its end, once, however often it runs.
+
+    Returns:
+        Whether this is that one time.
+    """
     job = tx.state.jobs.get(message.ref.job)
     if job is None or not _dealt(tx, job, message.ref.epoch, message.ref.task):
-        return
+        return False
     epoch = _epoch(tx, job, message.ref.epoch)
     lease = tx.observed.progress[job.name].lease
     if epoch is None or message.lease < lease or message.ref.task in epoch.counted:
-        return
+        return False
     epoch.counted.add(message.ref.task)
     epoch.passed += [0] * (len(message.passed) - len(epoch.passed))
     for node, elements in enumerate(message.passed):
         epoch.passed[node] += elements
+    return True
 
 
 def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:

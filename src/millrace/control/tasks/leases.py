@@ -6,6 +6,7 @@ from millrace.control.caching import source_chunks
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
 from millrace.control.journal.epoch_events import EpochCut, EpochSettled
 from millrace.control.journal.task_events import (
+    EndToldLate,
     TailDealt,
     TaskDone,
     TaskEnded,
@@ -356,9 +357,12 @@ def leased_by(state: State, worker: str, ref: msg.TaskRef, number: int) -> tuple
 
 def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
     """Note that a task ran to its end."""
-    job_progress.computed(tx, message)  # also if its readers had all of it before, so that nobody waits for this
+    first = job_progress.computed(tx, message)  # also if its readers had all before, so that nobody waits for this
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
+        if first and (message.skipped or message.left_out) and not _lives(tx.state, message.ref):
+            job_name, number, task = message.ref.job, message.ref.epoch, message.ref.task
+            tx.emit(EndToldLate(job_name, number, task, message.skipped, message.left_out))
         return
     job, live = found
     ref = message.ref
@@ -373,6 +377,11 @@ def finished(tx: Transaction, worker: str, message: msg.TaskFinished) -> None:
     settle(tx, job, ref.epoch, ref.task)
     if message.nothing:
         _end_if_empty(tx, job, ref.epoch)
+
+
+def _lives(state: State, ref: msg.TaskRef) -> bool:
+    epoch = state.jobs[ref.job].epochs.get(ref.epoch)
+    return epoch is not None and ref.task in epoch.live
 
 
 def _end_if_empty(tx: Transaction, job: Job, number: int) -> None:
