@@ -17,7 +17,8 @@ TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'no
 ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: export MILLRACE_PASSED_TESTS := build/passed-tests.txt
-test: compiled lint ## all checks and all tests, and whether these show what docs/coverage.md claims
+test: .venv/dev.stamp ## all checks and all tests, and whether these show what docs/coverage.md claims
+	@$(MAKE) --no-print-directory --jobs 2 compiled lint
 	@mkdir -p build && rm -f $(MILLRACE_PASSED_TESTS)
 	@$(TOGETHER)
 	@$(ALONE)
@@ -26,7 +27,7 @@ test: compiled lint ## all checks and all tests, and whether these show what doc
 	@echo "all checks and all tests passed"
 
 # Tests start thousands of processes, which would each compile what they import where Python may not write bytecode.
-compiled: .venv/dev.stamp
+compiled: .venv/compiled.stamp
 	@$(BIN)/python -m compileall -q src tests chaos benchmarks
 
 lint: .venv/dev.stamp ## style, types and layering
@@ -76,7 +77,12 @@ setup: .venv/dev.stamp ## the environment for development, nothing else
 # .venv/EXTRA.stamp: the environment holds this extra, as pyproject.toml and constraints.txt ask.
 .venv/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up .venv for '$*' (once; a minute or two)"
-	@$(PIP_INSTALL) --constraint constraints.txt --editable '.[$*]'
+	@$(PIP_INSTALL) --no-compile --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+# Libraries, which pip compiles on one core before it ends. Some hold files for other versions of Python.
+.venv/compiled.stamp: .venv/dev.stamp
+	@$(BIN)/python -m compileall -qq .venv/lib || true
 	@touch $@
 
 $(BIN)/python:
