@@ -103,7 +103,7 @@ class _Older(msgspec.Struct, frozen=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """Journal of a save that is under way, as of its last complete file.
+    """Progress of a save that is under way, as of its last complete file.
 
     Attributes:
         of: pipeline and data.
@@ -166,12 +166,12 @@ def at(path: str, name: str) -> str:
 
 
 def encode(value: Contents | Unfinished) -> bytes:
-    """Encode a manifest or a journal as JSON that can be read."""
+    """Encode a manifest or a progress file as JSON that can be read."""
     return msgspec.json.format(msgspec.json.encode(value))
 
 
 def decode(raw: bytes, kind: type[T], location: str) -> T:
-    """Decode a manifest or a journal.
+    """Decode a manifest or a progress file.
 
     Raises:
         SourceCorruptError: it is none.

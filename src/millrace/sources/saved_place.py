@@ -1,9 +1,9 @@
 """Place of a saved dataset, a folder or a prefix of a bucket: who is saving there, and what is published or removed.
 
 In a folder a saver holds a lock on a file of its own as long as it lives, so that others can tell what a process left
-that died. A bucket has no locks. There a saver's journal says that it is at work; whoever comes takes the work over by
-removing the journal, which the other one notices at its next complete file. Of two that publish, the second is refused
-in either: by the file system's lock on the folder, or by the store's conditional write.
+that died. A bucket has no locks. There a saver's progress file says that it is at work; whoever comes takes the work
+over by removing that file, which the other one notices at its next complete file. Of two that publish, the second is
+refused in either: by the file system's lock on the folder, or by the store's conditional write.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class SavedPlace:
         return storage.local_path(self.location(name))
 
     @property
-    def journal(self) -> str:
-        """Name of this saver's journal."""
-        return _journal(self.token)
+    def progress(self) -> str:
+        """Name of this saver's progress file."""
+        return _progress(self.token)
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
@@ -130,10 +130,10 @@ class SavedPlace:
     def _lives(self, token: str, names: Collection[str]) -> bool | None:
         """Whether a saver lives that has written these files; None: nobody can tell.
 
-        One that has written a journal to a bucket is taken not to, as it notices when its work is taken over.
+        One that has written a progress file to a bucket is taken not to, as it notices when its work is taken over.
         """
         if self.remote:
-            return False if _journal(token) in names else None
+            return False if _progress(token) in names else None
         try:
             handle = os.open(self._local(_lock(token)), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -164,8 +164,8 @@ class SavedPlace:
                     yield meta["path"].removeprefix(prefix), meta["last_modified"].timestamp()
 
     def is_mine(self) -> bool:
-        """Whether nobody has taken the work over: the journal is where it was written."""
-        return bool(storage.existing([self.location(self.journal)]))
+        """Whether nobody has taken the work over: the progress file is where it was written."""
+        return bool(storage.existing([self.location(self.progress)]))
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class DraftFile:
             self._file.write(data)
 
 
-def _journal(token: str) -> str:
+def _progress(token: str) -> str:
     return f"saving-{token}.json"
 
 

@@ -255,8 +255,10 @@ class _Save:
         self._most_age_s, self._began = most_age_s, time.time()
         self._files: list[SavedFile] = []
         self._noted: set[str] = set()
-        """Files that the journal lists."""
+        """Files that the progress file lists."""
         self._own: list[str] = []
+        self._leftovers: set[str] = set()
+        """Files of others that go when this one has published."""
 
     def run(self, reason: str, *, refresh: bool) -> SaveResult:
         """Save; if somebody has published meanwhile, only a refresh may find the same there."""
@@ -298,22 +300,25 @@ class _Save:
                 f"save: another process is saving to {place.path} now: wait for it, or save to another path, each rank "
                 "to one of its own"
             )
-        journals = {token: self._journal(names) for token, names in left.items()}
-        fitting = [token for token, each in journals.items() if each is not None and self._fits(each)]
-        best = max(fitting, key=lambda token: _elements(journals[token]), default="")
-        said = self._go_on(best, journals[best]) if best else ""
+        begun = [each for names in left.values() if (each := self._unfinished(names)) is not None]
+        best = max(filter(self._fits, begun), key=_elements, default=None)
+        said = "" if best is None else self._go_on(best)
         gone = {name for token, names in left.items() for name in names}
-        gone.update(*(_names(each.files) for each in journals.values() if each is not None))
-        place.remove(sorted(gone - published - self._noted))
+        gone.update(*(_names(each.files) for each in begun))
+        gone -= published | self._noted
+        if place.remote:  # one of them may live, and publish before this one does: until then its files stay
+            self._leftovers = {name for name in gone if not name.startswith("saving-")}
+        place.remove(sorted(gone - self._leftovers))
         return said
 
-    def _journal(self, names: Iterable[str]) -> Unfinished | None:
-        """Journal among the files that a saver left, if it can be read."""
+    def _unfinished(self, names: Iterable[str]) -> Unfinished | None:
+        """Progress file among the files that a saver left, if it is one."""
         for name in names:
             if name.startswith("saving-") and name.endswith(".json"):
                 location = self._place.location(name)
                 with contextlib.suppress(SourceError):  # gone meanwhile, or half of it was written: it is left out
-                    return decode(storage.read(location), Unfinished, location)
+                    found = decode(storage.read(location), Unfinished, location)
+                    return found if all(map(FILE_NAME.fullmatch, _names(found.files))) else None
         return None
 
     def _fits(self, unfinished: Unfinished) -> bool:
@@ -322,13 +327,13 @@ class _Save:
         if too_old or not unfinished.of.same(self._of):
             return False
         names = [each.file for each in unfinished.files]
-        if not all(map(FILE_NAME.fullmatch, names)) or not _names_of(self._found).isdisjoint(names):
-            return False  # it is none, or was published before its saver died
+        if not _names_of(self._found).isdisjoint(names):
+            return False  # it was published before its saver died
         there = storage.existing([self._place.location(name) for name in names])
         return [each.size for each in there] == [each.size for each in unfinished.files]
 
-    def _go_on(self, token: str, unfinished: Unfinished | None) -> str:
-        assert unfinished is not None
+    def _go_on(self, unfinished: Unfinished) -> str:
+        """Begin behind the files of an unfinished save; say so, if the pipeline can go on from its state."""
         try:
             self._source.load_state_dict(unfinished.state)
         except StateError:
@@ -356,14 +361,14 @@ class _Save:
                     self._note(self._source.state_dict())
 
     def _note(self, state: dict[str, Any]) -> None:
-        """Write the journal: the files are complete."""
+        """Write the progress file: the files so far are complete."""
         sizes = self._sizes
         unfinished = Unfinished(self._of, state, self._files, self._began, sizes.chosen, sizes.why)
-        self._place.put(self._place.journal, encode(unfinished))
+        self._place.put(self._place.progress, encode(unfinished))
         self._noted = _names(self._files)
 
     def _check_mine(self) -> None:
-        """Stop, if another saver has taken over what the journal lists.
+        """Stop, if another saver has taken over what the progress file lists.
 
         Raises:
             ConflictError: one has.
@@ -384,7 +389,7 @@ class _Save:
         contents = Contents(FORMAT, self._files, made, stay)
         self._place.publish(encode(contents), self._seen)
         with contextlib.suppress(SourceError):  # as above
-            self._place.remove([self._place.journal, *over] if self._noted else over)
+            self._place.remove([*sorted(self._leftovers), *over, *([self._place.progress] if self._noted else [])])
         return contents
 
     def _remove_own(self) -> None:
@@ -394,7 +399,7 @@ class _Save:
         if self._noted and not place.is_mine():
             mine -= self._noted
         there, _ = _found(place, place.published())
-        place.remove([*sorted(mine - _names_of(there)), *([place.journal] if self._noted else [])])
+        place.remove([*sorted(mine - _names_of(there)), *([place.progress] if self._noted else [])])
 
 
 def _names(files: Iterable[SavedFile]) -> set[str]:
@@ -405,5 +410,5 @@ def _names_of(contents: Contents | None) -> set[str]:
     return set() if contents is None else contents.names
 
 
-def _elements(unfinished: Unfinished | None) -> int:
-    return 0 if unfinished is None else sum(sum(each.elements) for each in unfinished.files)
+def _elements(unfinished: Unfinished) -> int:
+    return sum(sum(each.elements) for each in unfinished.files)

@@ -287,20 +287,34 @@ def test_what_another_pipeline_left_is_removed(path):
     assert len(names(path)) == 2
 
 
-def test_a_journal_that_is_garbage_is_removed_with_its_files(path):
+def test_a_progress_file_that_is_garbage_is_removed_with_its_files(path):
     with pytest.raises(ElementError):
         range_of(40, Computed(fails_at=33)).save(path, file_bytes=10_000)
     place = saved_place.SavedPlace(path)
-    (journal,) = (name for name in names(path) if name.endswith(".json"))
-    place.put(journal, b"{")
+    (progress,) = (name for name in names(path) if name.endswith(".json"))
+    place.put(progress, b"{")
     later = Computed()
     assert range_of(40, later).save(path).reason == "nothing was there"
     assert sorted(later.calls) == list(range(40))
     assert len(names(path)) == 2
 
 
+def test_a_progress_file_that_names_what_no_saver_writes_removes_nothing_of_it(tmp_path):
+    other, path = tmp_path / "other.txt", tmp_path / "data"
+    other.write_text("somebody's")
+    with pytest.raises(ElementError):
+        range_of(40, Computed(fails_at=33)).save(path, file_bytes=10_000)
+    (progress,) = path.glob("saving-*.json")
+    known = json.loads(progress.read_text())
+    known["files"].append({"file": "../other.txt", "elements": [1], "bytes": [10]})
+    progress.write_text(json.dumps(known))
+    range_of(40, Computed()).save(path, file_bytes=10_000)
+    assert other.read_text() == "somebody's"
+    assert len(names(str(path))) == Dataset.saved_info(path).files + 1
+
+
 def test_what_was_published_before_its_saver_died_is_not_gone_on_with(path, monkeypatch):
-    with monkeypatch.context() as patch:  # it dies before it removes its journal
+    with monkeypatch.context() as patch:  # it dies before it removes its progress file
         patch.setattr(saved_place.SavedPlace, "remove", lambda place, gone: None)
         patch.setattr(saved_place.SavedPlace, "leave", lambda place, unfinished: os.close(place._lock or os.dup(2)))
         range_of(40, Computed()).save(path, file_bytes=10_000)
@@ -424,7 +438,7 @@ def test_who_finds_at_the_end_that_another_was_faster_is_refused_or_content_with
     assert len(names(path)) == 2
 
 
-def test_files_without_a_journal_in_a_bucket_go_when_nobody_can_be_at_work_on_them(monkeypatch):
+def test_files_without_a_progress_file_in_a_bucket_go_when_nobody_can_be_at_work_on_them(monkeypatch):
     path = "memory://saving/orphans"
     stranger, other = "000000-0123456789abcdef.block", "notes.txt"
     for name in (stranger, other):
