@@ -72,22 +72,21 @@ class MadeOf(msgspec.Struct, frozen=True):
 
 
 def choose_refresh(
-    found: MadeOf, here: MadeOf, age_s: float, max_age_s: float | None, damage: str = ""
+    found: MadeOf, here: MadeOf, age_s: float | None, max_age_s: float | None, damage: str = ""
 ) -> Decision[bool]:
     """Decide whether a saved dataset has to be made again.
 
     Args:
         found: what made the one that is there.
         here: what would make it now.
-        age_s: seconds since it was made; a clock that was set back makes it 0.
+        age_s: seconds since it was made, where a clock that was set back makes it 0; None: nobody knows.
         max_age_s: seconds from which on it is too old; None: it never is.
         damage: what is wrong with its files; empty: nothing.
     """
-    age_s = max(0.0, age_s)
-    old = f"it was made {duration(age_s)} ago"
+    old = "nobody knows when it was made" if age_s is None else f"it was made {duration(max(0.0, age_s))} ago"
     inputs: Mapping[str, Any] = {"age_s": age_s, "max_age_s": max_age_s}
     if damage:
-        return Decision(True, f"{old}, and is damaged: {damage}", inputs)
+        return Decision(True, f"{old}, and it is damaged: {damage}", inputs)
     if not (found.fingerprint and found.data):
         return Decision(True, f"{old}, and nothing says by which pipeline from which data", inputs)
     if found.fingerprint != here.fingerprint:
@@ -99,7 +98,7 @@ def choose_refresh(
         return Decision(True, f"{old}; {changed}", inputs)
     if found.data != here.data:
         return Decision(True, f"{old}; the data have changed since: {_data(found)} then, {_data(here)} now", inputs)
-    if max_age_s is not None and age_s > max_age_s:
+    if max_age_s is not None and (age_s is None or age_s > max_age_s):
         return Decision(True, f"{old}, and max_age is {duration(max_age_s)}", inputs)
     return Decision(False, f"{old} by the same pipeline from the same data", inputs)
 

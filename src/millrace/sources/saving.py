@@ -98,7 +98,7 @@ def save(
         )
     if if_exists == "refresh" and seen.raw is not None:
         before = found.made if found is not None else None
-        age_s = time.time() - before.at if before is not None else 0.0
+        age_s = time.time() - before.at if before is not None else None
         decision = choose_refresh(before.of if before else MadeOf(), of, age_s, most_age_s, damage)
         reason = decision.reason
         if not decision.value:

@@ -80,8 +80,17 @@ def test_a_device_gets_files_that_suit_it_and_a_sentence(open_s, bytes_per_s, si
             *(MADE, MadeOf(MADE.pipeline, "aa", "cc", 4, 9 << 20), 1, None, "", True),
             "the data have changed since: 3 parts of files with 3 MiB then, 4 parts of files with 9 MiB now",
         ),
-        (MadeOf(), MADE, 1, None, "", True, "nothing says by which pipeline from which data"),
-        (MADE, MADE, 1, None, "000001.block is gone", True, "is damaged: 000001.block is gone"),
+        (
+            MadeOf(),
+            MADE,
+            None,
+            None,
+            "",
+            True,
+            "nobody knows when it was made, and nothing says by which pipeline from",
+        ),
+        (MADE, MADE, None, DAY, "", True, "nobody knows when it was made, and max_age is 1 d"),
+        (MADE, MADE, 1, None, "000001.block is gone", True, "it is damaged: 000001.block is gone"),
     ],
 )
 def test_what_is_there_is_made_again_for_a_reason_that_is_said(found, here, age_s, max_age_s, damage, again, said):
