@@ -26,6 +26,7 @@ from millrace.served import ServedPipeline
 if TYPE_CHECKING:
     from millrace.client.behind import BehindReader
     from millrace.engine.run.arrival_metrics import ArrivalMetrics
+    from millrace.policies.saved_data import MadeOf
 
 _KEEPING = (
     "would keep what comes to this process in this epoch, and in the next one others come: put it before distribute(), "
@@ -163,6 +164,10 @@ class ContinuedPipeline(Readable):
         from millrace.pipeline import Pipeline
 
         return Pipeline(_onto(self.node, self.served.pipeline.node)).peek(count)
+
+    def made_of(self) -> MadeOf:
+        """See :class:`Readable`."""
+        return self.served.made_of(functools.partial(_onto, self.node), str(self))
 
     def varying(self) -> Varying:
         """See :class:`Readable`; how much the operators make of what comes, nobody knows before."""

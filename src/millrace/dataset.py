@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace import mixture_arguments, validation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
     from millrace.planning.sampler_orders import Sampler
     from millrace.policies.bucket_boundaries import SuggestedBuckets
+    from millrace.sources.saved_manifest import SavedInfo
 
 
 class Dataset(Operators, Viewable):
@@ -207,12 +209,29 @@ class Dataset(Operators, Viewable):
         return cls(node)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Dataset:
-        """Elements that :meth:`save` has written to ``path``, in their order."""
-        folder = validation.folder("load", "path", path)
-        if folder is None:
-            raise PipelineError("load takes the path that a dataset was saved to, not None")
+    def load(cls, path: str | os.PathLike[str], *, max_age: float | timedelta | None = None) -> Dataset:
+        """Elements that :meth:`save` has written to ``path``, in their order.
+
+        Args:
+            path: of the folder, or a URL.
+            max_age: a timedelta, or seconds; what is older now is refused. None: age doesn't matter.
+
+        Raises:
+            SourceError: it is older than ``max_age``; the message says how old.
+        """
+        folder = _saved_path("load", path)
+        if max_age is not None:
+            from millrace.sources.saving import check_age
+
+            check_age(folder, max_age)
         return cls(s.Load(path=folder))
+
+    @classmethod
+    def saved_info(cls, path: str | os.PathLike[str]) -> SavedInfo:
+        """Look what :meth:`save` has written to ``path``: elements, bytes, files, and what made them, and when."""
+        from millrace.sources.saving import saved_info
+
+        return saved_info(_saved_path("saved_info", path))
 
     @classmethod
     def from_generator(cls, generator: Callable[..., Iterable[Any]], *, key: str = "") -> Dataset:
@@ -469,3 +488,10 @@ class Dataset(Operators, Viewable):
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:
         return type(self)(node_type(inputs=(self._source.node,), **parameters))
+
+
+def _saved_path(operator: str, path: Any) -> str:
+    folder = validation.folder(operator, "path", path)
+    if folder is None:
+        raise PipelineError(f"{operator} takes the path that a dataset was saved to, not None")
+    return folder

@@ -48,7 +48,7 @@ OPERATORS = {
     "read_text": "Dataset.from_text(pattern)",
     "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
     "set_epoch": "iter(ds), which is the next epoch each time, shuffled anew",
-    "snapshot": "cache(path), or save(path) once and Dataset.load(path)",
+    "snapshot": "cache(path), or save(path, if_exists='refresh') and Dataset.load(path)",
     "sparse_batch": "padded_batch(n)",
     "train_test_split": "take(n) for the one part and skip(n) for the other",
 }

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from millrace import validation
-from millrace.errors import PipelineError
+from millrace.errors import PipelineError, SourceError
+from millrace.graph.nodes import Node, WithOptions
 from millrace.guarantees import ShardingPolicy, check, check_coordinated, check_equal, check_sharing
 from millrace.planning.epoch_cursor import Share
 from millrace.protocol.job_spec import CYCLE_LENGTH, MOST_ACCELERATORS, MOST_TASKS
@@ -16,6 +19,7 @@ from millrace.validation import one_of
 
 if TYPE_CHECKING:
     from millrace.pipeline import Pipeline
+    from millrace.policies.saved_data import MadeOf
 
 
 def chosen_parameters(
@@ -67,6 +71,36 @@ def chosen_parameters(
         "sharing": sharing,
         "window_bytes": window_bytes or 0,
     }
+
+
+def served_made_of(node: Node, parameters: Mapping[str, Any], shown: str, named: bool) -> MadeOf:
+    """Identify what an epoch that comes from a service is made of, by listing its data here.
+
+    Args:
+        node: the last of the pipeline, operators behind ``distribute()`` included.
+        parameters: of the job.
+        shown: expression of the whole.
+        named: whether others may read the job by its name.
+    """
+    from millrace.pipeline import Pipeline
+    from millrace.policies.saved_data import MadeOf
+
+    why = ""
+    if parameters["num_consumers"] != 1 and (named or parameters["num_consumers"] is not None):
+        why = (
+            "what comes to one of several consumers of a job is another part in each run; where there is one alone, "
+            "say num_consumers=1"
+        )
+    elif parameters["sharding"] == "off" or parameters["visitation"] != "exactly_once":
+        why = "an epoch may lack elements, or have some of them twice"
+    if why:
+        return MadeOf(shown, why=why)
+    chosen = Pipeline(node).graph.seed() is not None or named
+    try:
+        found = Pipeline(WithOptions(inputs=(node,), seed=parameters["seed"] if chosen else None)).made_of()
+    except SourceError as error:  # workers may reach what this process doesn't
+        return MadeOf(shown, why=str(error))
+    return msgspec.structs.replace(found, pipeline=shown)
 
 
 def check_helpers(parameters: Mapping[str, Any], share: Share | None) -> None:

@@ -22,6 +22,7 @@ from millrace.planning.units import INFINITE, UnitMap
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
+    from millrace.policies.saved_data import MadeOf
 
 T = TypeVar("T")
 
@@ -58,6 +59,12 @@ class Pipeline(Readable):
         with read(self, EpochCursor(), 0) as elements:
             for _, element in zip(range(count), elements, strict=False):
                 yield function(element)
+
+    def made_of(self) -> MadeOf:
+        """See :class:`Readable`; a seed that nobody chose doesn't count."""
+        from millrace.sources.provenance import made_of
+
+        return made_of(self.graph, self.tables(), str(self))
 
     def prepare_to_fork(self) -> None:
         """Draw the seed, rather than each process its own."""

@@ -14,9 +14,9 @@ from millrace import validation
 from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.base import Readable
 from millrace.graph import serialize
-from millrace.graph.nodes import WithOptions
+from millrace.graph.nodes import Node, WithOptions
 from millrace.graph.rounds import in_rounds
-from millrace.job_parameters import check_helpers, chosen_parameters
+from millrace.job_parameters import check_helpers, chosen_parameters, served_made_of
 from millrace.own_job import OwnJobs, own_job, told_detached, told_late
 from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from millrace.elements.sealed_memory import SealedMemory
     from millrace.errors import DetachedError
     from millrace.pipeline import Pipeline
+    from millrace.policies.saved_data import MadeOf
 
 
 class ServedPipeline(Readable):
@@ -59,11 +60,10 @@ class ServedPipeline(Readable):
         from millrace.clusters.service import access_to
 
         self._token, self._tls = access_to(service, token, tls)
-        self._compression, self._progress = choice.compression, choice.progress
+        self._compression, self._progress, self._workers = choice.compression, choice.progress, choice.workers
         self._sharing, self._alone = choice.sharing, False
         self._named = choice.job_name is not None and choice.sharing is None
         self._seed_is_chosen = choice.seed is not None or pipeline.graph.seed() is not None
-        self._workers = choice.workers
         self._local_workers = validation.local_workers(service, choice.target_workers, choice.local_workers)
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
         from millrace.client.bundling import fingerprint_of, ship
@@ -328,6 +328,10 @@ class ServedPipeline(Readable):
         """State before anything is read."""
         return self.loaded[0] if self.loaded else self._fresh_state()
 
+    def made_of(self, behind: Callable[[Node], Node] = lambda node: node, shown: str = "") -> MadeOf:
+        """See :class:`Readable`; ``behind`` puts operators behind the last node, and ``shown`` says which."""
+        return served_made_of(behind(self.pipeline.node), self._parameters, shown or self._expression, self._named)
+
     def will_read(self, epochs: int) -> None:
         """Prepare nothing beyond so many epochs, if this is said before the first."""
         if self._session is None:
@@ -490,10 +494,7 @@ class ServedPipeline(Readable):
         """Workers of a job inside this host, if it is to have any."""
         if not self._local_workers:
             return None
-
         from millrace.clusters.local_workers import LocalWorkers, local_share
 
         count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
-        if not count:
-            return None
-        return LocalWorkers(self.service_address(), job, count, self._token, self._tls)
+        return LocalWorkers(self.service_address(), job, count, self._token, self._tls) if count else None

@@ -82,7 +82,7 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
     [
         (
             TEN,
-            [*STATES, *VIEWS, *SOURCES, *OPERATORS, *READ_HERE, "distribute", "suggest_buckets"],
+            [*STATES, *VIEWS, *SOURCES, *OPERATORS, *READ_HERE, "distribute", "saved_info", "suggest_buckets"],
         ),
         (
             distributed(),

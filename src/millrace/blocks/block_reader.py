@@ -103,7 +103,7 @@ def read_index(block: OpenBlock, writer: str | None = None) -> BlockIndex:
     """Read the index at the end of a block, in one read, or two where it is long.
 
     Args:
-        block: an open block.
+        block: an open block; one without a name may have any.
         writer: tenant that must have made it; None: anybody.
 
     Raises:
@@ -133,7 +133,7 @@ def read_index(block: OpenBlock, writer: str | None = None) -> BlockIndex:
         raise _damaged(block, f"its index cannot be read: {error}") from error
     if index.offsets[-1] != end - size:
         raise _damaged(block, f"its messages have {end - size} bytes, and by its index {index.offsets[-1]}")
-    if index.name != block.name:
+    if block.name and index.name != block.name:
         raise _damaged(block, f"it holds the items of block {index.name}")
     if writer is not None and index.writer != writer:
         raise _damaged(block, f"it bears the name of {index.writer or 'nobody'!r}, where only {writer!r} writes")

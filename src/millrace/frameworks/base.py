@@ -6,7 +6,8 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace.engine.run.element_iterator import ElementIterator, StatefulIterator
 from millrace.equivalents import NamesEquivalents
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from millrace.frameworks.numpy import NumpyDataset
     from millrace.frameworks.tensorflow import TensorflowDataset
     from millrace.frameworks.torch import TorchDataset
+    from millrace.policies.saved_data import MadeOf
+    from millrace.sources.saved_manifest import SaveResult
 
 
 class Readable(ABC):
@@ -58,6 +61,10 @@ class Readable(ABC):
     @abstractmethod
     def peek(self, count: int) -> list[Any]:
         """Compute the first ``count`` elements of the first epoch in this process."""
+
+    @abstractmethod
+    def made_of(self) -> MadeOf:
+        """Identify what an epoch is made of: operators, functions and data. May list files."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -171,22 +178,49 @@ class Viewable(Stateful):
                 state = reduce_func(state, element)
         return state
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        file_bytes: int | Literal["auto"] = "auto",
+        if_exists: Literal["error", "refresh", "replace"] = "error",
+        max_age: float | timedelta | None = None,
+        keep_replaced: float | timedelta = timedelta(days=1),
+    ) -> SaveResult:
         """Read the next epoch, and keep its elements in a folder or a prefix of a bucket, for :meth:`Dataset.load`.
 
+        Elements go one after the other into sequential files (OneAccess, sections 3 and 4.1), and none of these is held
+        in memory. A save that was interrupted is gone on with by the next one of the same pipeline and data, from its
+        last complete file on. ``reason`` of what it gives says in a sentence what was done and why.
+
         Args:
-            path: of a folder, or an ``s3://``, ``gs://`` or ``az://`` prefix, that holds no saved dataset.
+            path: of a folder, or an ``s3://``, ``gs://`` or ``az://`` prefix.
+            file_bytes: size in bytes at which a file is complete, about. "auto": the smallest of which opening takes a
+                hundredth of the time to read it, 64 MiB to 2 GiB, by a short measurement of the store where there are
+                more than 64 MiB.
+            if_exists: where a saved dataset is: refuse ("error"); leave it as it is, if the same pipeline made it from
+                the same data, else make it again ("refresh"); make it again in any case ("replace").
+            max_age: of "refresh": what is older, a timedelta or seconds, is made again; None: age doesn't matter.
+            keep_replaced: how long the files stay that were replaced, for those who are reading them; a later save
+                removes them.
 
         Raises:
-            PipelineError: it holds one.
+            PipelineError: there is a saved dataset, or another process saves there at the same time.
+            UnsureError: of "refresh": nobody can tell what a function computes.
             CodecError: an element has no form as bytes.
             SourceError: it cannot be written.
         """
-        from millrace.sources.saved import save
+        from millrace.sources.saving import save
         from millrace.sources.storage import absolute
 
-        with self._source.read_epoch() as epoch:
-            save(absolute(os.fspath(path)), iter(epoch))
+        return save(
+            absolute(os.fspath(path)),
+            self._source,
+            file_bytes=file_bytes,
+            if_exists=if_exists,
+            max_age=max_age,
+            keep_replaced=keep_replaced,
+        )
 
     def __str__(self) -> str:
         """Expression that makes the dataset."""

@@ -111,7 +111,12 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
 
 
 def point_fingerprint(
-    units: UnitMap, number: int, of_opaque: Callable[[g.Opaque], bytes], *, generation: int = 0
+    units: UnitMap,
+    number: int,
+    of_opaque: Callable[[g.Opaque], bytes],
+    *,
+    generation: int = 0,
+    whole: bool = False,
 ) -> bytes:
     """Hash what the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
 
@@ -124,12 +129,13 @@ def point_fingerprint(
         number: of the node.
         of_opaque: fingerprint of a user's function or object; not asked for those that have a ``key``.
         generation: the epoch that is kept, where something random or task-local is below; elsewhere it doesn't matter.
+        whole: which items there are, and in which order, counts as well: of an epoch that is kept as a whole.
 
     Raises:
         UnsureError: whatever ``of_opaque`` raises.
     """
     graph = units.graph
-    items = itemised(units, number)
+    items = not whole and itemised(units, number)
     records: list[Any] = []
     places: dict[g.Node, int] = {}
     nodes = _below(graph, number)
