@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help map setup test compiled lint unit integration demo resume chaos fuzz ray bench format constraints clean
+.PHONY: help map setup test nightly compiled lint unit integration demo resume chaos fuzz ray bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -13,14 +13,15 @@ help: ## this list
 # So many tests run at a time. Those marked `alone`, which look at the whole machine, come after them, one by one: from
 # the files that hold some, as collecting all others would take longer than running these.
 JOBS ?= 3
-TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'not alone'
+TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal
+BRIEFLY := $(TOGETHER) -m 'not alone and not nightly'
 ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: export MILLRACE_PASSED_TESTS := build/passed-tests.txt
 test: .venv/dev.stamp ## all checks and all tests, and whether these show what docs/coverage.md claims
 	@$(MAKE) --no-print-directory --jobs 2 compiled lint
 	@mkdir -p build && rm -f $(MILLRACE_PASSED_TESTS)
-	@$(TOGETHER)
+	@$(BRIEFLY)
 	@$(ALONE)
 	@$(BIN)/python -m tests.evidence $(MILLRACE_PASSED_TESTS)
 	@$(BIN)/python -m benchmarks.plot --check > /dev/null
@@ -37,10 +38,15 @@ lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/lint-imports
 
 unit: compiled ## tests that neither sleep nor open sockets nor start processes
-	@$(TOGETHER) tests/unit
+	@$(BRIEFLY) tests/unit
 
 integration: compiled ## tests with real processes, sockets and servers
-	@$(TOGETHER) tests/integration
+	@$(BRIEFLY) tests/integration
+	@$(ALONE)
+
+nightly: export MILLRACE_ALL_CASES := 1
+nightly: compiled ## all tests, those too that `make test` leaves out, and of all combinations of cases
+	@$(TOGETHER) -m 'not alone'
 	@$(ALONE)
 
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns

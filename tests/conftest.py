@@ -15,8 +15,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # collector has no garbage to look for among them, neither now nor, as they are frozen below, in each test.
 gc.disable()
 
-# No test fails because the machine is slow.
-settings.register_profile("millrace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# No test fails because the machine is slow. Examples are drawn anew in each run, and more of them at night.
+settings.register_profile(
+    "millrace",
+    deadline=None,
+    max_examples=400 if os.environ.get("MILLRACE_ALL_CASES") else 50,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
 settings.load_profile("millrace")
 
 _PASSED_TESTS = os.environ.get("MILLRACE_PASSED_TESTS")

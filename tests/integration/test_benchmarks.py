@@ -51,6 +51,7 @@ def test_decode(tmp_path: Path):
     assert (found["skipped"], found["failed"]) == ({}, {})
 
 
+@pytest.mark.nightly
 def test_overhead(tmp_path: Path):
     found = report(tmp_path, "overhead", "--files", "16")
     # Of so little work the difference is mostly noise, so only that both were there is certain.
@@ -60,6 +61,7 @@ def test_overhead(tmp_path: Path):
     }
 
 
+@pytest.mark.nightly
 def test_handover(tmp_path: Path):
     names = ["memcpy", "raw socket", "millrace, TCP, 1 worker"]
     found = report(tmp_path, "handover", "--only", *names)
@@ -85,6 +87,7 @@ def torch_settings() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("torch_settings")
 def test_accuracy_of_a_training_whose_workers_are_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     path = tmp_path / "figures.json"
@@ -110,6 +113,7 @@ def test_accuracy_counts_what_each_guarantee_gives(tmp_path: Path):
     assert 128 < drawn.lost < 256  # of 512 / e on average
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:below the cache")  # that is what is measured
 @pytest.mark.usefixtures("torch_settings")
 def test_accuracy_counts_what_a_cache_freezes(tmp_path: Path):
@@ -203,11 +207,13 @@ def test_far(tmp_path: Path):
     assert found["results"]["millrace, in process"]["peak"]["median"] >= 16
 
 
+@pytest.mark.nightly
 def test_startup(tmp_path: Path):
     found = report(tmp_path, "startup", "--only", SERVED)
     assert set(found["results"][SERVED]) == {"import", "first", "few", "many", "shutdown"}
 
 
+@pytest.mark.nightly
 def test_listing(tmp_path: Path):
     found = report(tmp_path, "listing", "--folder", str(tmp_path))
     assert (found["results"]["files"], found["missed"]) == (13_000, [])
@@ -268,6 +274,7 @@ def test_deli(tmp_path: Path):
     assert len(found["aims"]) == 4
 
 
+@pytest.mark.nightly
 def test_substitution(tmp_path: Path):
     found = report(tmp_path, "papers.substitution")
     (trial,) = found["results"]

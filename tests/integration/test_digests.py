@@ -28,7 +28,7 @@ from millrace.sources.digests.hashed_rows import HashedRows
 from millrace.testing.s3 import s3_bucket
 
 WAIT_S = 120.0
-OBJECTS = 300
+OBJECTS = 100
 CHANGED = 3
 OBJECT_BYTES = 20_000
 

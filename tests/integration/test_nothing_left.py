@@ -17,6 +17,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.pairwise import alternately
 
 WAIT_S = 60
 """Until something that should happen at once counts as never; nothing waits that long unless a test fails."""
@@ -149,8 +150,7 @@ def script(tmp_path, service, loop, count=10**6):
     return Script(textwrap.dedent(text), tmp_path)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(("loop", "service"), alternately(LOOPS, SERVICES))
 def test_an_end_of_its_own_leaves_nothing(service, loop, tmp_path):
     run = script(tmp_path, service, LOOPS[loop], count=20 if loop == "all" else 10**6)
     assert len(run.descendants) == 2, "a dispatcher and a worker"

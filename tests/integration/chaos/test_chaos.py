@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -18,6 +20,7 @@ def test_each_element_once_whatever_dies():
     assert "all is right" in done.stdout
 
 
+@pytest.mark.nightly
 def test_each_element_as_it_is_whatever_becomes_of_the_cache():
     kinds = ("worker killed as it keeps", "block damaged", "block removed", "cache removed")
     # Of files of 600 rows a block is begun long before its task is over, so that a worker can be seen to write it; this

@@ -19,7 +19,13 @@ COUNT = 1000
 ALL = list(range(COUNT))
 
 KINDS = [
-    pytest.param(workers, persistent, method, id=f"{workers}-{method}-{'kept' if persistent else 'anew'}")
+    pytest.param(
+        workers,
+        persistent,
+        method,
+        id=f"{workers}-{method}-{'kept' if persistent else 'anew'}",
+        marks=pytest.mark.nightly if (workers, method) == (1, "spawn") else (),
+    )
     for workers, persistent, method in [
         (0, False, None),
         (1, False, "fork"),

@@ -127,7 +127,9 @@ def labels_in(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("indexed", [True, False], ids=["indexed", "whole"])
+@pytest.mark.parametrize(
+    "indexed", [pytest.param(True, id="indexed"), pytest.param(False, id="whole", marks=pytest.mark.nightly)]
+)
 def test_two_jobs_read_the_same_chunks_and_less_than_all_of_it_twice(indexed: bool, tmp_path: Path) -> None:
     files = (tfrecords if indexed else tars)(SHARDS)
     data = size_of(files)
@@ -154,7 +156,9 @@ def test_shards_of_several_pieces_are_read_in_chunks_of_pieces(tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("cut", [True, False], ids=["pieces", "shards"])
+@pytest.mark.parametrize(
+    "cut", [pytest.param(True, id="pieces"), pytest.param(False, id="shards", marks=pytest.mark.nightly)]
+)
 def test_a_state_is_gone_on_with_in_the_same_chunks_without_a_cache(cut: bool, tmp_path: Path) -> None:
     files = tfrecords(16) if cut else tars(120)
     most = size_of(files) // 4

@@ -58,6 +58,7 @@ VIOLATED += [24003101, 1000234, 7003434, 9200762, 55]
 """Seeds that once showed something wrong, in the core or in what looks at it."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", VIOLATED)
 def test_nothing_is_violated_any_more(seed):
     assert not play(seed).violation
@@ -72,7 +73,10 @@ def test_a_seed_tells_the_whole_story():
 
 
 @pytest.mark.timeout(MANY_S)
-@pytest.mark.parametrize("plant", MUTANTS)
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(plant, marks=pytest.mark.nightly if place % 3 else ()) for place, plant in enumerate(MUTANTS)],
+)
 def test_a_planted_bug_is_found_soon(plant):
     """Within 150 schedules; the one that is remembered to find it is tried first, as looking for it takes long."""
     first = finding_seeds.read().get(plant, 0)
