@@ -2,16 +2,62 @@
 
 import os
 
-from millrace.host_limits import memory_bytes, run_delay_s, siblings
+import pytest
+
+from millrace import host_limits
+from millrace.host_limits import cpu_quota, memory_bytes, run_delay_s, siblings
 
 WHOLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_memory_is_the_hosts_unless_a_control_group_allows_less(tmp_path):
-    assert memory_bytes(tmp_path) == WHOLE
+@pytest.fixture
+def own(tmp_path):
+    """Say in which groups this process is."""
+    path = tmp_path / "cgroup"
+    path.write_text("")
+    return path
+
+
+def said(groups, path, text):
+    (groups / path).parent.mkdir(parents=True, exist_ok=True)
+    (groups / path).write_text(text)
+
+
+def test_memory_is_the_hosts_unless_a_control_group_allows_less(tmp_path, own):
+    assert memory_bytes(tmp_path, own) == WHOLE
     for text, expected in (("max\n", WHOLE), ("1048576\n", 1048576), (f"{2 * WHOLE}\n", WHOLE)):
-        (tmp_path / "memory.max").write_text(text)
-        assert memory_bytes(tmp_path) == expected
+        said(tmp_path, "memory.max", text)
+        assert memory_bytes(tmp_path, own) == expected
+    said(tmp_path, "memory/memory.limit_in_bytes", "65536\n")
+    assert memory_bytes(tmp_path, own) == 65536
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/cpu.max": "50000 100000\n", "a/b/cpu.max": "max 100000\n"}, 0.5),
+        ("0::/of/the/host\n", {"cpu.max": "400000 100000\n"}, 4.0),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "20000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 0.2),
+        ("0::/\n", {"cpu.max": "garbage\n"}, None),
+        ("0::/\n", {"cpu.max": "100000 0\n"}, None),
+    ],
+)
+def test_processor_time_is_what_the_groups_around_a_process_allow(tmp_path, own, groups, files, quota):
+    own.write_text(groups)
+    for path, text in files.items():
+        said(tmp_path, path, text)
+    assert cpu_quota(tmp_path, own) == quota
+
+
+def test_cores_are_those_that_may_be_used(monkeypatch):
+    there = host_limits.usable_cores()
+    for quota, cores in ((None, there), (0.2, 1), (there + 7.5, there), (1.0, 1)):
+        monkeypatch.setattr(host_limits, "cpu_quota", lambda quota=quota: quota)
+        assert host_limits.usable_cores() == cores
 
 
 def test_processes_of_a_training_are_those_that_torchrun_started():

@@ -150,7 +150,7 @@ def script(tmp_path, service, loop, count=10**6):
     return Script(textwrap.dedent(text), tmp_path)
 
 
-@pytest.mark.parametrize(("loop", "service"), alternately(LOOPS, SERVICES))
+@pytest.mark.parametrize(("loop", "service"), alternately(LOOPS, [*SERVICES]))
 def test_an_end_of_its_own_leaves_nothing(service, loop, tmp_path):
     run = script(tmp_path, service, LOOPS[loop], count=20 if loop == "all" else 10**6)
     assert len(run.descendants) == 2, "a dispatcher and a worker"

@@ -35,6 +35,7 @@ from millrace.cli.options import (
 )
 from millrace.cli.shutdown import end_with, exit_status, watch_parent
 from millrace.errors import PipelineError, ServiceError
+from millrace.host_limits import usable_cores
 
 if TYPE_CHECKING:
     from millrace.clusters.respawned_processes import RespawnedProcesses
@@ -333,7 +334,7 @@ def _worker(options: argparse.Namespace) -> int:
     if options.memory is not None:
         from millrace.engine.user_code.memory_limit import limit_memory
 
-        limit_memory(options.memory, (options.threads or os.cpu_count() or 1) + _OWN_THREADS)
+        limit_memory(options.memory, (options.threads or usable_cores()) + _OWN_THREADS)
     worker = WorkerProcess(
         dispatcher,
         token=token_of(options),

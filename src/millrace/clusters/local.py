@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,6 +13,7 @@ from millrace.clusters.service import (
     storage_options,
     worker_range,
 )
+from millrace.host_limits import usable_cores
 
 
 class LocalService(Service):
@@ -88,7 +88,7 @@ class LocalService(Service):
         buffer_bytes: int | None = None,
         user: str | int | None = None,
     ) -> None:
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         least, most = worker_range(min_workers, max_workers, cores)
         threads = max(1, cores // most) if threads is None else threads
         super().__init__(

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from millrace.clusters.respawned_processes import RespawnedProcesses
 from millrace.errors import ShippingError
-from millrace.host_limits import siblings
+from millrace.host_limits import siblings, usable_cores
 from millrace.planning.epoch_cursor import Share
 from millrace.wire.address import own_host
 
@@ -58,7 +58,7 @@ class LocalWorkers:
 def free_cores() -> int:
     """Count the cores for one training process's workers, where each training process keeps one busy itself."""
     trainings = siblings()
-    return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
+    return max(1, (usable_cores() - trainings) // trainings)
 
 
 def local_share(workers: int, share: Share | None, *, alone: bool) -> int:

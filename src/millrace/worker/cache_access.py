@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -213,9 +212,9 @@ class CacheAccess:
     def measure(self, path: str, room: int) -> StoreMeasured:
         """Measure what reads and writes of a store take here with no more than ``room`` bytes in it."""
         from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
-        from millrace.host_limits import memory_bytes
+        from millrace.host_limits import memory_bytes, usable_cores
 
-        threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        threads = min(4, usable_cores())
         largest = max(SMALLEST, min(LARGEST, room))
         try:
             found = calibrate(self.store(path), seconds=_CALIBRATION_S, threads=threads, largest=largest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 from millrace.elements.shared import Arena
 from millrace.errors import ServiceError, ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
-from millrace.host_limits import resident_bytes, run_delay_s
+from millrace.host_limits import resident_bytes, run_delay_s, usable_cores
 from millrace.planning.server_zones import servers_asked
 from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
@@ -300,7 +299,7 @@ class TaskManager:
             job = self._jobs.get(self._core.current)
             jobs = list(self._jobs.values())
         listing = next(((each.name, seen) for each in jobs if (seen := each.seen) is not None), ("", 0))
-        cores = self._threads or os.cpu_count() or 1
+        cores = self._threads or usable_cores()
         measured = msg.WorkerReport(
             job="" if job is None else job.name,
             nodes=[] if job is None else job.measures(),

@@ -21,6 +21,7 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
+from millrace.host_limits import usable_cores
 from millrace.protocol import messages as msg
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address, is_loopback
@@ -232,7 +233,7 @@ class WorkerProcess:
             self._tasks.address,
             platform.node(),
             os.getpid(),
-            os.cpu_count() or 1,
+            usable_cores(),
             __version__,
             f"{sys.version_info.major}.{sys.version_info.minor}",
             only=self._job,

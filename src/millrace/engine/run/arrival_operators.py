@@ -25,12 +25,13 @@ from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.engine.metrics import Measure, Sizer, clock, close
 from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.program import nested
-from millrace.engine.run.task import Budget, NodeContext, RunningTask, available_cores
+from millrace.engine.run.task import Budget, NodeContext, RunningTask
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.tracing import Path, Traced, traced
 from millrace.errors import StateError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
+from millrace.host_limits import usable_cores
 from millrace.ops import OPERATORS
 from millrace.ops.stacking import count_rows, slice_rows
 from millrace.planning.checkpoint import Part
@@ -114,7 +115,7 @@ class ArrivalOperators:
         wake: Callable[[], None] = lambda: None,
         metrics: ArrivalMetrics | None = None,
     ) -> None:
-        pool = ThreadPool(available_cores(), graph.options().num_threads)
+        pool = ThreadPool(usable_cores(), graph.options().num_threads)
         threads = [OperatorThreads(pool) for _ in graph.nodes]
         metrics = metrics or ArrivalMetrics(graph)
         self._task = task = RunningTask(

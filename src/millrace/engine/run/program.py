@@ -17,7 +17,7 @@ from millrace.engine.metrics import Measure, Sizer, Totals
 from millrace.engine.run.endless import EndlessRepeat
 from millrace.engine.run.outlook import ComingTask, Outlook
 from millrace.engine.run.pooled_reads import PooledReads, reads_far
-from millrace.engine.run.task import Budget, RunningTask, available_cores
+from millrace.engine.run.task import Budget, RunningTask
 from millrace.engine.run.task_run import PartsRun, Run
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
@@ -27,6 +27,7 @@ from millrace.graph.operator_graph import Graph
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending
+from millrace.host_limits import usable_cores
 from millrace.ops.stacking import Allocate
 from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
@@ -93,7 +94,7 @@ class Program:
         self._endless = EndlessRepeat(graph, self._units) if self.plan.length is None else None
         self._options = graph.options()
         self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
-        self._pool = _pool or ThreadPool(threads or available_cores(), self._options.num_threads)
+        self._pool = _pool or ThreadPool(threads or usable_cores(), self._options.num_threads)
         self._operator_threads = [OperatorThreads(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
         self._sizers = [Sizer() for _ in graph.nodes]
         self._allocate = allocate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -472,8 +471,3 @@ class NodeContext(Context):
                 kept.append(index)
                 elements += found if isinstance(found, list) else [found]
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,6 +16,7 @@ import sys
 import threading
 
 from millrace import version
+from millrace.host_limits import usable_cores
 from millrace.wire.data.relay_process import LINGER_S, READY
 
 SWITCH = "MILLRACE_TLS_RELAY"
@@ -155,7 +156,7 @@ class Relays:
             if self._unable:
                 return None
             self._relays = [relay for relay in self._relays if not relay.ended]
-            if len(self._relays) < relays_for(len(os.sched_getaffinity(0))):
+            if len(self._relays) < relays_for(usable_cores()):
                 idle = next((relay for relay in self._relays if not relay.users), None)
                 if idle is None:
                     try:
