@@ -36,7 +36,7 @@ from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.protocol.sampler_messages import SamplersDrew
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised when a message changes in a way that an older peer would misread, or a task's output would be another one:
 processes of one service have equal protocols, whatever versions of millrace they are."""
 

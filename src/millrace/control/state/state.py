@@ -21,7 +21,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.graph.serialize import unpack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.epoch_shape import EpochShape
+from millrace.planning.epoch_shape import EpochShape, WeightChange
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
@@ -138,8 +138,8 @@ class Epoch(msgspec.Struct):
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         why: it is read in so many chunks.
-        reused: as in :class:`EpochShape`, and ``chunks``, and ``pieces``, if its plan is not the job's; ``anew``: since
-            a load.
+        reused: as in :class:`EpochShape`, and ``chunks``, ``reweighted``, and ``pieces``, if its plan is not the job's;
+            ``anew``: since a load.
         tasks: of its own plan, or up to where it was cut; -1: it has the job's.
         failures: why live tasks failed that wait until their consumers have come to them; they don't run again.
         nothing: the plan's tasks that ended, as long as what is repeated without end gave nothing in any; else None.
@@ -179,6 +179,7 @@ class Epoch(msgspec.Struct):
     drawn: dict[str, str] = {}
     pieces: list[Piece] = []
     chunks: int = 0
+    reweighted: tuple[WeightChange, ...] = ()
     why: str = ""
     anew: bool = False
     tasks: int = -1
