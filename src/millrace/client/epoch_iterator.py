@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Self
 
 from millrace.client.deferred_reader import DeferredReader
 from millrace.engine.run.element_iterator import ElementIterator
+from millrace.errors import PipelineError
 from millrace.planning.checkpoint import pack
 
 _NOTHING: Any = object()
@@ -16,6 +18,14 @@ class ServedIterator(ElementIterator):
     """Iterator over an epoch that a service computes, perhaps for several jobs at once."""
 
     _reader: DeferredReader
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :class:`StatefulIterator`.
+
+        Raises:
+            PipelineError: always: weights are set where the epoch is computed in this process.
+        """
+        raise PipelineError("set_weights needs an epoch that is read in process, and a service computes this one")
 
     @property
     def missed(self) -> int:
