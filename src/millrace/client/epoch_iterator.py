@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from millrace.client.deferred_reader import DeferredReader
 from millrace.engine.run.element_iterator import ElementIterator
-from millrace.errors import PipelineError
 from millrace.planning.checkpoint import pack
 
 _NOTHING: Any = object()
@@ -20,12 +19,13 @@ class ServedIterator(ElementIterator):
     _reader: DeferredReader
 
     def set_weights(self, weights: Sequence[float]) -> int:
-        """See :class:`StatefulIterator`.
+        """See :class:`StatefulIterator`; waits for the dispatcher.
 
         Raises:
-            PipelineError: always: weights are set where the epoch is computed in this process.
+            PipelineError: the pipeline or the job does not allow it.
+            MillraceError: why the job cannot go on.
         """
-        raise PipelineError("set_weights needs an epoch that is read in process, and a service computes this one")
+        return self._reader.set_weights(weights)
 
     @property
     def missed(self) -> int:

@@ -7,7 +7,7 @@ change or not, and tasks behind it begin in each dataset where those before it e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from millrace.errors import PipelineError, StateError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.planning.epoch_shape import WeightChange
-from millrace.planning.plan import Plan
+from millrace.planning.plan import Task
 from millrace.planning.units import INFINITE, Positions, UnitMap, UnplannableError
 
 MOST_SET = 1 << 12
@@ -57,13 +57,13 @@ def checked_weights(weights: Any) -> list[float]:
 
 
 def set_weights(
-    units: UnitMap, plan: Plan, task: int, epoch: int, before: Reweighted, weights: Sequence[float]
+    units: UnitMap, plan: Callable[[int], Task], task: int, epoch: int, before: Reweighted, weights: Sequence[float]
 ) -> WeightChange:
     """Decide from which element of the mixture on weights hold.
 
     Args:
         units: of the graph, whose mixture has known positions.
-        plan: of the epoch.
+        plan: the epoch's tasks, by their numbers.
         task: the first of the plan's tasks from which on none has begun.
         epoch: number of the epoch.
         before: changes that were made in it.
@@ -103,10 +103,10 @@ def set_weights(
     return change
 
 
-def first_unit(plan: Plan, task: int) -> int:
+def first_unit(plan: Callable[[int], Task], task: int) -> int:
     """Find the first unit of a plan that no task before ``task`` has."""
     for index in reversed(range(task)):
-        before = plan.task(index)
+        before = plan(index)
         if not before.is_tail:
             return before.pieces[-1].stop
     return 0

@@ -36,7 +36,7 @@ def decided(dataset, task=1, weights=(9, 1), tasks=None, pieces=(), before=()):
     units = units_of(dataset)
     plan = plan_of(units, tasks, None, pieces)
     start = plan.task(task).start if plan.length is None or task < plan.length else 0
-    return start, weight_changes.set_weights(units, plan, task, 0, before, weights)
+    return start, weight_changes.set_weights(units, plan.task, task, 0, before, weights)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_behind_the_last_task_it_holds_for_no_element_of_the_epoch():
     plan = plan_of(units)
     assert plan.length is not None
     assert decided(dataset, plan.length - 1)[1].element < 900
-    assert weight_changes.set_weights(units, plan, plan.length, 0, (), (1, 9)).element == 900
+    assert weight_changes.set_weights(units, plan.task, plan.length, 0, (), (1, 9)).element == 900
 
 
 def test_a_boundary_before_a_tail_is_where_the_tasks_before_it_end():
@@ -141,7 +141,7 @@ def test_a_boundary_before_a_tail_is_where_the_tasks_before_it_end():
     units = units_of(dataset)
     plan = plan_of(units, 20)
     tail = next(index for index in range(20) if plan.task(index).is_tail)
-    found = [weight_changes.set_weights(units, plan, index, 0, (), (1, 9)).element for index in (tail, tail + 1)]
+    found = [weight_changes.set_weights(units, plan.task, index, 0, (), (1, 9)).element for index in (tail, tail + 1)]
     assert found == [plan.task(tail - 1).stop] * 2 == [plan.task(tail + 1).start] * 2
 
 

@@ -204,7 +204,7 @@ class Program:
 
     def set_weights(self, task: int, epoch: int, before: Reweighted, weights: Sequence[float]) -> WeightChange:
         """Decide from which element of the mixture on weights hold, see :func:`.weight_changes.set_weights`."""
-        return set_weights(self._units, self.plan, task, epoch, before, weights)
+        return set_weights(self._units, self.plan.task, task, epoch, before, weights)
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
