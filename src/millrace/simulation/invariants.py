@@ -19,10 +19,11 @@ from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
 from millrace.simulation.cache_invariants import CacheInvariants
 from millrace.simulation.drawn_failures import check_before
+from millrace.simulation.drawn_mixtures import weights_at
 from millrace.simulation.job_history import EpochHistory, JobHistory
 from millrace.simulation.last_words import LastWords
 from millrace.simulation.member_invariants import HELD_UP, MemberInvariants
-from millrace.simulation.pipelines import Output, bare, values_of
+from millrace.simulation.pipelines import Output, bare, unit_of, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.round_window_invariants import RoundWindowInvariants
@@ -112,13 +113,18 @@ class Invariants:
             raise Violation(wrong)
         history.at[consumer.client] = task
         values = pipeline.epoch_of_values(epoch, -1 if history.reused is None else history.reused)
+        begun = consumer.core.reading.begun if consumer.core.reading is not None else None
+        known = () if begun is None else begun.reweighted
         for output in outputs:
             self.elements += len(output)
             for given in output:
                 element = bare(given)
+                if pipeline.mixed:
+                    values = weights_at(known, unit_of(given))
                 if values_of(given) != values and not self._cluster.older_journal.came_again(consumer.client):
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
-                    raise Violation(f"{where} has the random values of epoch {values_of(given)}, not of {values}")
+                    what = "weights that its reader knows" if pipeline.mixed else "random values"
+                    raise Violation(f"{where} has not the {what}: those of {values_of(given)}, not of {values}")
                 first = history.yielded.get(element)
                 if first is not None and first not in self._given_up and job.spec.sharding != "off":
                     if self._cluster.older_journal.came_again(first, consumer.client):
