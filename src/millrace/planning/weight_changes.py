@@ -15,7 +15,7 @@ from millrace.errors import PipelineError, StateError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.planning.epoch_shape import WeightChange
-from millrace.planning.plan import Task
+from millrace.planning.plan import Piece, Task
 from millrace.planning.units import INFINITE, Positions, UnitMap, UnplannableError
 
 MOST_SET = 1 << 12
@@ -57,7 +57,13 @@ def checked_weights(weights: Any) -> list[float]:
 
 
 def set_weights(
-    units: UnitMap, plan: Callable[[int], Task], task: int, epoch: int, before: Reweighted, weights: Sequence[float]
+    units: UnitMap,
+    plan: Callable[[int], Task],
+    task: int,
+    epoch: int,
+    before: Reweighted,
+    weights: Sequence[float],
+    pieces: Sequence[Piece] = (),
 ) -> WeightChange:
     """Decide from which element of the mixture on weights hold.
 
@@ -68,6 +74,7 @@ def set_weights(
         epoch: number of the epoch.
         before: changes that were made in it.
         weights: one for each dataset.
+        pieces: what the plan divides, if the epoch was divided anew; empty: all of it.
 
     Raises:
         PipelineError: operators behind the mixture, or an end that would be another one, don't allow it.
@@ -93,7 +100,11 @@ def set_weights(
             f"set_weights: {len(before) + 1:,} sets of weights of {len(weights):,} datasets in one epoch are more than"
             f" {MOST_SET:,} numbers; set them less often"
         )
-    element = first_element(units, number, first_unit(plan, task))
+    root = units.of(units.graph.id_of(units.graph.root))
+    unit = max(first_unit(plan, task), end_of_read(pieces, root.count))
+    # Of an epoch that goes on from states less may have begun than before.
+    last = max((change.element for change in before if change.node == number), default=0)
+    element = max(last, first_element(units, number, unit))
     change = WeightChange(number, element, tuple(float(weight) for weight in weights))
     if not units.mixtures[number].keeps_length(epoch, _of(before, number), change.weights):
         raise PipelineError(
@@ -110,6 +121,19 @@ def first_unit(plan: Callable[[int], Task], task: int) -> int:
         if not before.is_tail:
             return before.pieces[-1].stop
     return 0
+
+
+def end_of_read(pieces: Sequence[Piece], count: int) -> int:
+    """Find the first unit such that neither it nor any behind it was read before an epoch was divided anew.
+
+    Args:
+        pieces: that are left of the epoch; empty: it was not divided anew.
+        count: number of units of an epoch.
+    """
+    if not pieces:
+        return 0
+    last = max(pieces, key=lambda piece: (piece.stop, piece.start))
+    return last.start if last.whole and last.stop >= count else count
 
 
 def first_element(units: UnitMap, number: int, unit: int) -> int:

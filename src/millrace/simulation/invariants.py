@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.control import inputs as inp
 from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft
-from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.epoch_events import EpochClosed, EpochReweighted
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobRemoved, StatesLoaded
 from millrace.control.journal.task_events import TaskDone, TaskSpared
@@ -266,6 +266,11 @@ class Invariants:
                 self._check_dropped(job, epoch, task)
             case EpochClosed(epoch=epoch):
                 self._complete(job, epoch)
+            case EpochReweighted(epoch=epoch, element=first):
+                there = [unit_of(each) for each in job.epoch(epoch).yielded if unit_of(each) >= first]
+                if there and not self._cluster.older_journal.refused:
+                    where = f"epoch {epoch} of job {job.spec.name}"
+                    raise Violation(f"weights of {where} hold from element {first} on, and {sorted(there)} were read")
             case JobRemoved():
                 self._removed(job, event)
 

@@ -101,6 +101,32 @@ def test_any_rank_sets_them_for_all_and_the_states_of_both_lead_on(service):
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
+def test_what_is_left_of_ranks_with_equal_steps_goes_to_another_number_and_is_weighed_anew(service):
+    """The rest is divided anew, and weights hold behind all that was read, wherever that was."""
+    ranks = [
+        made([1, 1]).distribute(
+            service.address, job_name="equal", num_consumers=2, consumer_index=rank, tasks=600, equal_steps=True
+        )
+        for rank in range(2)
+    ]
+    epochs = [iter(batches) for batches in ranks]
+    seen = [batch for epoch in epochs for batch in some(epoch, 20)]
+    begins = {0: [1, 1], epochs[0].set_weights([1, 9]): [1, 9]}
+    seen += some(epochs[0], 60) + some(epochs[1], 35)
+    states = [epoch.state_dict() for epoch in epochs]
+    for batches in ranks:
+        batches.close()
+    alone = made([1, 1]).distribute(service.address, num_consumers=1, tasks=600, equal_steps=True)
+    with alone as batches:
+        batches.load_state_dict(states)
+        epoch = iter(batches)
+        begins[epoch.set_weights([3, 1])] = [3, 1]
+        seen += list(epoch)
+    assert list(begins) == sorted(begins)
+    assert as_set(seen) == as_set(written(begins))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
 def test_what_a_service_refuses_is_a_sentence_and_reading_goes_on(service):
     with made([1, 1]).shuffle(10).distribute(service.address) as batches:
         epoch = iter(batches)

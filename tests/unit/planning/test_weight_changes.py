@@ -36,7 +36,7 @@ def decided(dataset, task=1, weights=(9, 1), tasks=None, pieces=(), before=()):
     units = units_of(dataset)
     plan = plan_of(units, tasks, None, pieces)
     start = plan.task(task).start if plan.length is None or task < plan.length else 0
-    return start, weight_changes.set_weights(units, plan.task, task, 0, before, weights)
+    return start, weight_changes.set_weights(units, plan.task, task, 0, before, weights, pieces)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,30 @@ def test_so_many_weights_of_an_epoch_travel_with_each_task_and_no_more():
         decided(endless().take(900), before=many)
 
 
-def test_in_what_is_left_of_an_epoch_the_boundary_is_behind_what_the_tasks_before_it_have():
-    pieces = [Piece.of(100, 200), Piece.of(400, 900)]
-    _, change = decided(endless().take(900), 2, tasks=6, pieces=pieces)
-    plan = plan_of(units_of(endless().take(900)), 6, None, pieces)
-    assert change.element == plan.task(1).pieces[-1].stop == 600
+@pytest.mark.parametrize(
+    ("pieces", "read"),
+    [
+        ([Piece.of(100, 200), Piece.of(400, 900)], 400),
+        ([Piece.of(100, 900)], 100),
+        ([Piece.of(100, 800)], 900),  # the last ones were read
+        ([Piece.of(100, 200), Piece(850, 900, 7, 50, 3)], 900),  # of a task that was read in part
+        ([Piece(0, 0, 0, 0)], 900),
+    ],
+)
+def test_of_an_epoch_that_was_divided_anew_the_boundary_is_behind_all_that_was_read(pieces, read):
+    """What was read before must not be drawn by other weights: the elements behind it would be others."""
+    units = units_of(endless().take(900))
+    plan = plan_of(units, 6, None, pieces)
+    assert plan.length is not None
+    for task in range(plan.length + 1):
+        found = decided(endless().take(900), task, tasks=6, pieces=pieces)[1].element
+        assert found == max(read, plan.task(task - 1).pieces[-1].stop if task else 0)
+
+
+def test_weights_that_are_set_where_less_has_begun_than_before_hold_behind_the_earlier_ones():
+    number = weight_changes.mixture_of(units_of(endless().take(900)).graph)
+    before = (WeightChange(number, 700, (1.0, 2.0)),)
+    assert decided(endless().take(900), 1, before=before)[1].element == 700
 
 
 def test_behind_the_last_task_it_holds_for_no_element_of_the_epoch():

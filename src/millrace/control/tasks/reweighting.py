@@ -75,7 +75,8 @@ def _changes(state: State, job: Job, client: str, message: SetWeights) -> list[E
         if number < message.epoch or epoch.ahead:
             continue
         task = first_never_leased(job, epoch)
-        change = set_weights(units, state.plan(job, number).task, task, number, epoch.reweighted, weights)
+        plan = state.plan(job, number)
+        change = set_weights(units, plan.task, task, number, epoch.reweighted, weights, epoch.pieces)
         who, asked = (client, message.number) if number == message.epoch else ("", -1)
         told = change.node, change.element, change.weights
         found.append(EpochReweighted(job.name, number, *told, task=task, client=who, asked=asked))

@@ -88,6 +88,7 @@ class Program:
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
+        self._pieces = pieces
         self.plan: Plan = plan_of(self._units, tasks, ranks, pieces, chunks)
         self.plan_in_chunks = functools.cache(functools.partial(plan_of, self._units, tasks, None, ()))
         self._exact = self._units.exact
@@ -204,7 +205,7 @@ class Program:
 
     def set_weights(self, task: int, epoch: int, before: Reweighted, weights: Sequence[float]) -> WeightChange:
         """Decide from which element of the mixture on weights hold, see :func:`.weight_changes.set_weights`."""
-        return set_weights(self._units, self.plan.task, task, epoch, before, weights)
+        return set_weights(self._units, self.plan.task, task, epoch, before, weights, self._pieces)
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""
