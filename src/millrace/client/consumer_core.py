@@ -13,16 +13,18 @@ from msgspec.structs import replace
 from millrace.client import consumer_io as io
 from millrace.client.arrival_flows import ArrivalFlows
 from millrace.client.consumer_progress import EpochProgress
-from millrace.client.credit import CreditPool
+from millrace.client.credit import CreditPool, too_large
 from millrace.client.epoch_buffer import Decode, EpochBuffer, Rerun, RerunOutcome, Source, buffer_of
 from millrace.client.read_rate import Rates
 from millrace.client.rerun_check import Reruns
+from millrace.client.weight_requests import WeightRequests, note
 from millrace.elements import codec
-from millrace.errors import ElementTooLargeError, MillraceError, PipelineError, ServiceError
+from millrace.errors import MillraceError, PipelineError, ServiceError
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.group_messages import TasksGone
 from millrace.protocol.reports import Told
+from millrace.protocol.weight_messages import WeightsSet
 from millrace.wire.error_codec import error_of
 
 _INTERRUPTED = "this iterator was interrupted while it took elements: iterate anew, or go on from its state"
@@ -53,7 +55,7 @@ class ConsumerCore:
         failure: why the job cannot go on.
         closed: the user has left.
         left_out: elements, over all epochs, that were not used as other consumers had no more.
-        flows: what came so far.
+        flows: what came so far; ``weights``: those of mixtures that the user sets.
         actions: to do; all that :meth:`handle` said and nobody has taken away.
     """
 
@@ -70,7 +72,7 @@ class ConsumerCore:
         self.failure: MillraceError | None = None
         self.closed = False
         self.left_out = 0
-        self.flows = ArrivalFlows()
+        self.flows, self.weights = ArrivalFlows(), WeightRequests()
         self._who, self._decode = who, decode
         self._pool = CreditPool(buffer_bytes)
         self._session = self._untold = self._waits = False
@@ -134,8 +136,18 @@ class ConsumerCore:
                 self._leave(now)
             case io.SessionLost():
                 self._session = False
+            case io.WeightsWanted(epoch=epoch, weights=weights):
+                self._tell(self.weights.ask(epoch, weights))
+            case _:
+                self._hear(item, now)
+
+    def _hear(self, item: io.Input, now: float) -> None:
+        """Handle what the dispatcher says once in an epoch or less."""
+        match item:
             case msg.JobJoined():
                 self._let_in(item, now)
+            case WeightsSet():
+                self.weights.hear(item, self.reading)
             case msg.Resumed(epoch=epoch):
                 self.following = epoch if self.following is None else self.following
             case msg.EpochBegun():
@@ -175,6 +187,8 @@ class ConsumerCore:
         self._report(now, everything=True)
         if self.wanted >= 0:
             self._tell(msg.BeginEpoch(self.wanted))
+        if self.weights.pending is not None:
+            self._tell(self.weights.pending)
 
     def _tell(self, message: msg.FromConsumer) -> None:
         if self._session:  # who comes back says all of it again
@@ -183,8 +197,8 @@ class ConsumerCore:
     def _report(self, now: float, *, everything: bool = False) -> None:
         """Say how far reading has come and how fast it is; all that is here if part of it was kept from being said."""
         everything = everything or self._untold
-        self._untold = True
-        (epoch, tasks), missed = self._left if everything else (-1, []), 0
+        self._untold, missed = True, 0
+        epoch, tasks = self._left if everything else (-1, [])
         if self.inbox is not None:
             epoch, tasks, missed = self.inbox.number, self.inbox.progress(everything=everything), self.inbox.missed
         report, measured = msg.ConsumerReport(max(self.wanted, 0)), self.measure(epoch, now)
@@ -225,6 +239,7 @@ class ConsumerCore:
             self.allowed = (0, False) if begun.held else None
             self._grant(self._pool.clear())
         self.begun = begun
+        note(self.reading, begun)
         if self.reading.begun is None:
             self.reading.begun = begun
             if begun.anew:
@@ -410,19 +425,7 @@ class ConsumerCore:
         self._pool.arrived(source, size)
         inbox, fresh, complete = self.inbox, False, False
         if inbox is not None and inbox.number == header.epoch:
-            fresh = inbox.accept(
-                header.task,
-                header.index,
-                header.count,
-                item.payload,
-                size,
-                address,
-                lease=header.lease,
-                last=header.last,
-                skipped=header.skipped,
-                changed=header.changed,
-                left_out=header.left_out,
-            )
+            fresh = inbox.accept_delivery(address, header, item.payload, size)
             if fresh:
                 self.flows.count(address, header.count, size)
             upto, complete = inbox.holds(header.task)
@@ -456,10 +459,7 @@ class ConsumerCore:
     def _grant_short(self, address: str, short: data_messages.Short) -> None:
         source, inbox = (address, short.slot), self.inbox
         if short.size > (total := self._pool.total) and short.count == 1:
-            self.failure = self.failure or ElementTooLargeError(
-                f"an element of {short.size:,} bytes is more than this process's buffer of {total:,}: "
-                f"yield smaller elements (smaller batches), or raise with_options(buffer_bytes=...)"
-            )
+            self.failure = self.failure or too_large(short.size, total)
         dropped = inbox is not None and inbox.compares(source)
         self._grant(self._pool.short(source, short.size, short.returned, dropped=dropped))
 

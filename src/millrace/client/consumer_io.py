@@ -31,6 +31,13 @@ class EpochWanted(_Value, frozen=True):
     reading: EpochProgress | None = None
 
 
+class WeightsWanted(_Value, frozen=True):
+    """The user sets the weights of the mixture, in an epoch that was begun."""
+
+    epoch: int
+    weights: tuple[float, ...]
+
+
 class MoreWanted(_Value, frozen=True):
     """The user, who came for more at ``since`` when ``queued`` elements lay ready, still has none of the epoch."""
 
@@ -115,6 +122,7 @@ class TooSmall(_Value, frozen=True):
 
 Input = (
     EpochWanted
+    | WeightsWanted
     | MoreWanted
     | Decoded
     | Used

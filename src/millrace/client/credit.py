@@ -10,6 +10,7 @@ the user waits for, or tasks that other ranks wait for.
 from __future__ import annotations
 
 from millrace.client.epoch_buffer import Source
+from millrace.errors import ElementTooLargeError
 
 AHEAD = 2
 """One part in so many of the buffer is granted ahead of time, to all sources together."""
@@ -143,3 +144,11 @@ class CreditPool:
             return {}
         self._granted[source] += amount
         return {source: amount}
+
+
+def too_large(size: int, total: int) -> ElementTooLargeError:
+    """Error for one element of ``size`` bytes where a consumer holds ``total`` at most."""
+    return ElementTooLargeError(
+        f"an element of {size:,} bytes is more than this process's buffer of {total:,}: "
+        f"yield smaller elements (smaller batches), or raise with_options(buffer_bytes=...)"
+    )

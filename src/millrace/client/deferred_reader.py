@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_reader import EpochReader
 from millrace.client.own_epoch_reader import OwnEpochReader, OwnProgress
-from millrace.errors import StateError, anew
+from millrace.errors import PipelineError, ServiceError, StateError, anew
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor
 
@@ -113,6 +113,17 @@ class DeferredReader:
         except BaseException:
             del self  # as above
             raise
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """Set the weights of the mixture, see :meth:`.StatefulIterator.set_weights`; the epoch begins, if need be."""
+        self.begin()
+        if isinstance(self.reader, OwnEpochReader):
+            raise PipelineError(
+                "set_weights would set weights for all jobs that share the computation of the epoch: leave sharing= out"
+            )
+        if self.reader is None:
+            raise ServiceError("this iterator was closed: set_weights needs an epoch that is read")
+        return self.reader.set_weights(weights)
 
     def put_back(self, element: Any) -> None:
         """Hand this element out once more, as who has just got it could not use it; no state counts it."""

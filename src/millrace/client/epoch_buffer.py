@@ -12,6 +12,7 @@ from millrace.client.slot_cycle import SlotCycle
 from millrace.elements import codec
 from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError, ProtocolError
+from millrace.protocol.data_messages import Delivery
 from millrace.protocol.group_messages import TasksGone
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, EpochEnds, TaskProgress
@@ -177,6 +178,22 @@ class EpochBuffer:
         inbox.lease = lease
         inbox.address = address
         return inbox.start
+
+    def accept_delivery(self, worker: str, header: Delivery, payload: Any, size: int) -> bool:
+        """Take in what a worker sent in ``size`` bytes, see :meth:`accept`."""
+        return self.accept(
+            header.task,
+            header.index,
+            header.count,
+            payload,
+            size,
+            worker,
+            lease=header.lease,
+            last=header.last,
+            skipped=header.skipped,
+            changed=header.changed,
+            left_out=header.left_out,
+        )
 
     def accept(
         self,

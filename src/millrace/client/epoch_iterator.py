@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Self
 
 from millrace.client.deferred_reader import DeferredReader
@@ -16,6 +17,15 @@ class ServedIterator(ElementIterator):
     """Iterator over an epoch that a service computes, perhaps for several jobs at once."""
 
     _reader: DeferredReader
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :class:`StatefulIterator`; waits for the dispatcher.
+
+        Raises:
+            PipelineError: the pipeline or the job does not allow it.
+            MillraceError: why the job cannot go on.
+        """
+        return self._reader.set_weights(weights)
 
     @property
     def missed(self) -> int:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.client.consumer_io import Answer, HandedOut, Over, Refuse, Used
@@ -323,6 +323,14 @@ class EpochReader:
             leave = self._failed()
             if leave is not None:
                 leave(session)
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """Set the weights of the mixture, see :meth:`.StatefulIterator.set_weights`.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
+        return self._job_session.set_weights(self.number, weights)
 
     @property
     def opening(self) -> tuple[int, int, int, list[Part]]:

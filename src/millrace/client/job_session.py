@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from millrace.client.age import process_age_s
 from millrace.client.consumer_core import ConsumerCore
-from millrace.client.consumer_io import Beat, Broke, End, EpochLeft, EpochWanted, Leave, SessionLost
+from millrace.client.consumer_io import Beat, Broke, End, EpochLeft, EpochWanted, Leave, SessionLost, WeightsWanted
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.joining import join
 from millrace.client.monitor import Monitor
@@ -34,12 +34,14 @@ from millrace.errors import (
     AuthenticationError,
     JobFailedError,
     MillraceError,
+    PipelineError,
     ServiceError,
     ServiceUnreachableError,
     VersionMismatchError,
     anew,
 )
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.weight_changes import checked_weights
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, JobJoined, JoinJob
 from millrace.version import __version__
@@ -114,7 +116,7 @@ class JobSession:
         files = open_tls(tls)
         self.client, self.pid = uuid.uuid4().hex, os.getpid()
         self._over, self._left = threading.Event(), threading.Event()
-        self._closing = threading.Lock()
+        self._closing, self._asking = threading.Lock(), threading.Lock()
         self._words: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         who = JoinJob(spec, self.client, consumer, __version__, platform.node(), self.pid)
         who = replace(who, states=list(states), lingers=linger)
@@ -245,6 +247,24 @@ class JobSession:
             self._wait(lambda: self.core.begun is not None and self.core.begun.epoch == wanted)
             assert reading.begun is not None
             return reading.begun
+
+    def set_weights(self, epoch: int, weights: Sequence[float]) -> int:
+        """Set the weights of the mixture in an epoch that was begun; the element from which on they hold.
+
+        Raises:
+            PipelineError: the pipeline or the job does not allow it.
+            MillraceError: why the job cannot go on.
+        """
+        wanted = WeightsWanted(epoch, tuple(checked_weights(weights)))
+        with self._asking:  # one after the other
+            self.shared.handle(wanted)
+            with self.shared.lock:
+                self._wait(lambda: self.core.weights.answer is not None)
+                answer = self.core.weights.answer
+        assert answer is not None
+        if answer.refused:
+            raise PipelineError(answer.refused)
+        return answer.element
 
     def end(self, number: int) -> None:
         """End an epoch that nobody reads any more."""

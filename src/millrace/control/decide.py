@@ -35,10 +35,11 @@ from millrace.control.scheduling import allocation, pool_size, scheduler
 from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import State
-from millrace.control.tasks import group_progress, job_progress, leases, usage
+from millrace.control.tasks import group_progress, job_progress, leases, reweighting, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 from millrace.protocol.sampler_messages import SamplersDrew
+from millrace.protocol.weight_messages import SetWeights
 
 
 def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[Event], list[Action]]:
@@ -207,6 +208,8 @@ def _consumer_said(tx: Transaction, item: inp.ConsumerSaid) -> None:
         tx.to_consumer(job, consumer, msg.JobFailed(job.failure))
     elif isinstance(message, msg.BeginEpoch):
         jobs.begin_epoch(tx, job, consumer, message)
+    elif isinstance(message, SetWeights):
+        reweighting.reweight(tx, job, consumer, message)
     elif isinstance(message, msg.ConsumerReport) and not jobs.refused_report(tx, job, consumer, message):
         jobs.progressed(tx, job, consumer, message)
         job_progress.reported(tx, job, consumer, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -319,6 +319,10 @@ class Converted(StatefulIterator):
     def load_state_dict(self, state: Any) -> None:
         """See :class:`StatefulIterator`."""
         self._epoch.load_state_dict(state)
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :class:`StatefulIterator`."""
+        return self._epoch.set_weights(weights)
 
     def close(self) -> None:
         """See :class:`StatefulIterator`."""

@@ -20,6 +20,7 @@ from millrace.planning.chunks import MOST_CHUNKS
 from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.progress import TaskSet
 from millrace.planning.split_table import SplitTable
+from millrace.planning.weight_changes import carried, check_numbers, longest
 
 VERSION = 1
 MOST_READ = 1 << 27
@@ -147,6 +148,7 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
     rare = {"behind": checkpoint.behind, "counts": [*checkpoint.counts], "turn": checkpoint.turn}
     rare["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
+    rare["reweighted"] = [[each.node, each.element, [*each.weights]] for each in checkpoint.reweighted]
     rare["own"] = None if checkpoint.own is None else [*msgspec.structs.astuple(checkpoint.own)]
     found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **rare}
     return {name: value for name, value in found.items() if name not in rare or value}
@@ -184,6 +186,7 @@ def check(found: Checkpoint) -> None:
         known = found.tasks_done(), found.tasks_alone()
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
+    check_numbers(found.reweighted)
     counts = [found.shares, found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
     counts += [found.turn, *found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
@@ -262,6 +265,8 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
                     f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "
                     f"{getattr(other, name)!r} with rank {other.rank}"
                 )
+    for epoch in {each.epoch for each in checkpoints}:
+        longest(each.reweighted for each in checkpoints if each.epoch == epoch)
     ranks = [checkpoint.rank for checkpoint in checkpoints]
     if len(set(ranks)) < len(ranks):
         raise StateError(f"these are the states of ranks {sorted(ranks)}: give each rank's once")
@@ -296,6 +301,10 @@ def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
     done, alone, begun = TaskSet(), TaskSet(), dict[int, int]()
     there = [checkpoint for checkpoint in checkpoints if checkpoint.epoch == epoch]
     shape: EpochShape = max(there, key=lambda each: each.reused, default=EpochShape())
+    # An epoch that nobody has begun has the last weights that were set in the one before.
+    last = max((each.epoch for each in checkpoints if each.epoch <= epoch), default=epoch)
+    known = longest(each.reweighted for each in checkpoints if each.epoch == last)
+    shape = msgspec.structs.replace(shape, reweighted=known if last == epoch else carried(known))
     for checkpoint in there:
         done |= checkpoint.tasks_done()
         alone |= checkpoint.tasks_alone()

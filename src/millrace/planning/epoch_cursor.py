@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.errors import StateError
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, merge, pack, parse_all, said
+from millrace.planning.weight_changes import Reweighted
 
 Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
 """Number of an epoch, or a function of the next number and the states that it begins with; None: the next."""
@@ -21,11 +22,13 @@ class EpochCursor:
         following: number of the epoch after the last one begun.
         loaded: states that the next pass begins with. They stay until an element is asked for: who makes iterators
             and asks them for nothing, as loaders do, loses nothing.
+        reweighted: weights of mixtures that the next epoch begins with, as the training loop has set them.
     """
 
     def __init__(self) -> None:
         self.following = 0
         self.loaded: tuple[Checkpoint, ...] = ()
+        self.reweighted: Reweighted = ()
         self._now: Callable[[], Checkpoint] | None = None
 
     def load(self, states: Any, here: PipelineIdentity) -> None:
@@ -81,7 +84,7 @@ class EpochCursor:
     def copy(self) -> EpochCursor:
         """Copy for a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
         twin = EpochCursor()
-        twin.following, twin.loaded = self.following, self.loaded
+        twin.following, twin.loaded, twin.reweighted = self.following, self.loaded, self.reweighted
         return twin
 
 
@@ -98,7 +101,7 @@ def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: boo
     """
     first = loaded[0]
     if first.untouched:
-        return Merged(epoch=first.epoch)
+        return Merged(epoch=first.epoch, reweighted=first.reweighted)
     if share is None and not first.helpers:
         if not (at_end and len(loaded) == first.ranks == 1):
             return merge(loaded)

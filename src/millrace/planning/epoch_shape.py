@@ -13,6 +13,20 @@ import msgspec
 from millrace.planning.plan import Piece
 
 
+class WeightChange(msgspec.Struct, frozen=True, array_like=True):
+    """Weights of a mixture that the training loop has set.
+
+    Attributes:
+        node: number of the mixture's node.
+        element: number of the mixture's element in the epoch from which on they hold.
+        weights: one for each of the mixture's inputs.
+    """
+
+    node: int
+    element: int
+    weights: tuple[float, ...]
+
+
 class RunShape(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an epoch's shape that each run of one of its tasks has to know.
 
@@ -20,10 +34,13 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
         reused: a cache point below which all is as in the first epoch; -1: none.
         chunks: the shuffle of the data takes so many parts of them one after the other, each in an order of its own
             (:mod:`millrace.planning.chunks`); 0: all of them as one.
+        reweighted: weights of a mixture that were set while the epoch was read, in the order in which they were
+            (:mod:`millrace.planning.weight_changes`); empty: none.
     """
 
     reused: int = -1
     chunks: int = 0
+    reweighted: tuple[WeightChange, ...] = ()
 
     def for_runs(self) -> dict[str, Any]:
         """Fields of this class, to make a lease with."""

@@ -134,8 +134,8 @@ class Mixture:
         stop_on_empty: end at the first draw of an exhausted input; else go on with the others until all are exhausted.
         passes: of inputs that begin again, the elements of one pass of each: the mixture ends where all have been
             found at the end of a pass. ``counts`` are then those without end.
-        changes: other weights, and the number of the element from which on they hold; ascending, see
-            :class:`WeightSchedule`.
+        changes: other weights, and the number of the element from which on they hold; ascending, of equal ones the
+            last counts; see :class:`WeightSchedule`.
 
     Attributes:
         total: its number of elements; ``ENDLESS`` if it never ends.
@@ -160,10 +160,32 @@ class Mixture:
             raise ValueError(f"a count >= 0 is needed for each of {len(weights)} weights, not {list(counts)}")
         self._stop_on_empty = stop_on_empty
         self._passes = None if passes is None else np.array([min(each, ENDLESS) for each in passes], np.int64)
+        self._phases = [(0, weights), *changes]
         self._last: tuple[int, _Block] | None = None
         alive: npt.NDArray[np.bool_] = np.any(self._schedule.weights > 0, axis=0)
         self._drawn = _Drawn(np.zeros(1, np.int64), np.zeros((1, len(alive)), np.int64), alive[None])
         self.total = self._total(alive)
+
+    def changed(self, element: int, weights: Sequence[float]) -> Mixture:
+        """Make the mixture that is this one up to an element, and has other weights from there on.
+
+        What was drawn of this one before that element is not drawn again, unless weights leave inputs out.
+
+        Args:
+            element: number of the element from which on they hold; not before that of earlier changes.
+            weights: one for each input.
+
+        Raises:
+            ValueError: if the weights make no sense.
+        """
+        (_, first), *changes = [*self._phases, (element, weights)]
+        passes = None if self._passes is None else self._passes.tolist()
+        other = Mixture(self._seed, first, self._counts.tolist(), self._stop_on_empty, passes, changes)
+        drawn = self._drawn
+        if not (self._schedule.varied or other._schedule.varied):
+            kept = max(1, int(np.searchsorted(drawn.starts, element)))
+            other._drawn = _Drawn(drawn.starts[:kept], drawn.used[:kept], drawn.alive[:kept])
+        return other
 
     def _total(self, alive: npt.NDArray[np.bool_]) -> int:
         lengths = self._counts if self._passes is None else self._passes
@@ -176,7 +198,10 @@ class Mixture:
                 return min(sum(drawn_from), ENDLESS)
             if len(drawn_from) == 1 or min(drawn_from) >= ENDLESS:
                 return min(*drawn_from, ENDLESS)
-        drawn = self._draw_until(ENDLESS if self._ends(lengths) else self._schedule.last)
+        ends = self._ends(lengths)
+        if not ends and (not self._stop_on_empty or lengths[alive].min() >= ENDLESS):
+            return ENDLESS  # nothing ends it before the last weights
+        drawn = self._draw_until(ENDLESS if ends else self._schedule.last)
         left = drawn.alive[-1]
         if np.count_nonzero(left) > 1:
             return ENDLESS

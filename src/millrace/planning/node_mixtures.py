@@ -12,9 +12,13 @@ import numpy.typing as npt
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.planning.choice_pattern import ChoicePattern
-from millrace.planning.mixture import Mixture
+from millrace.planning.mixture import ENDLESS, Mixture
 
 Positions = npt.NDArray[np.int64]
+Changes = tuple[tuple[int, tuple[float, ...]], ...]
+"""Weights that were set while an epoch was read, each behind the element from which on they hold; ascending."""
+_REMEMBERED = 4
+"""Sequences with changes that are kept: tasks of before and behind the last change may run side by side."""
 
 
 class InputSequence(Protocol):
@@ -53,6 +57,8 @@ class NodeMixture:
         passes: Sequence[int] | None,
     ) -> None:
         self.shares: list[float]
+        self._node, self._counts, self._passes = node, counts, passes
+        self._changed: dict[tuple[int, Changes], Mixture] = {}
         self._sequences: dict[int, InputSequence]
         if isinstance(node, g.SampleFromDatasets):
             self.shares = [float(share) for share in np.mean([_shares(weights) for _, weights in node.phases], axis=0)]
@@ -74,9 +80,51 @@ class NodeMixture:
                     " repeat() without end, or let all weights draw the same datasets until all have ended"
                 )
 
-    def of_epoch(self, epoch: int) -> InputSequence:
-        """Sequence in which an epoch has the elements of the inputs."""
-        return self._sequences[self._begins[bisect.bisect_right(self._begins, epoch) - 1]]
+    def of_epoch(self, epoch: int, changes: Changes = ()) -> InputSequence:
+        """Sequence in which an epoch has the elements of the inputs.
+
+        Args:
+            epoch: its number.
+            changes: weights that were set while it was read; of a node that draws by weights.
+
+        Raises:
+            ValueError: weights that are none, or not one for each input.
+        """
+        begin = self._begins[bisect.bisect_right(self._begins, epoch) - 1]
+        return self._with(begin, changes) if changes else self._sequences[begin]
+
+    def _with(self, begin: int, changes: Changes) -> Mixture:
+        found = self._changed.get((begin, changes))
+        if found is None:
+            *before, (element, weights) = changes
+            known = self._changed.get((begin, tuple(before)), self._sequences[begin])
+            if before and (begin, tuple(before)) not in self._changed:
+                for each in before:
+                    known = _mixed(known).changed(*each)
+            found = _mixed(known).changed(element, weights)
+            # Replaced as a whole: of two threads that make one at once either result is right.
+            kept = list(self._changed.items())[1 - _REMEMBERED :]
+            self._changed = {**dict(kept), (begin, changes): found}
+        return found
+
+    def keeps_length(self, epoch: int, changes: Changes, weights: Sequence[float]) -> bool:
+        """Whether an epoch has as many elements with these weights behind ``changes`` as without; draws nothing."""
+        node = self._node
+        assert isinstance(node, g.SampleFromDatasets)
+        sets = [each for _, each in (*node.weights_of(epoch), *changes)]
+        drawn = [{number for number, weight in enumerate(each) if weight > 0} for each in (*sets, weights)]
+        lengths = self._counts if self._passes is None else self._passes
+        endless = {number for number, length in enumerate(lengths) if length >= ENDLESS}
+        if node.stop_on_empty_dataset:
+            return all(each <= endless for each in drawn)
+        if drawn[-1] & endless and drawn[-2] & endless:
+            return True
+        return self._passes is None and all(each == drawn[-1] for each in drawn) and not drawn[-1] & endless
+
+
+def _mixed(sequence: InputSequence) -> Mixture:
+    assert isinstance(sequence, Mixture), "weights are set of what draws by weights"
+    return sequence
 
 
 def _mixture(

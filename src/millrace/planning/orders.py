@@ -16,6 +16,8 @@ import numpy.typing as npt
 from millrace.graph import nodes as g
 from millrace.planning.chunks import ChunkMembers, shuffle_in_chunks
 from millrace.planning.drawn_order import DrawnOrder
+from millrace.planning.epoch_shape import WeightChange
+from millrace.planning.node_mixtures import InputSequence
 from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
 from millrace.planning.sampler_orders import Draw
 from millrace.planning.shard_chunks import shard_chunks
@@ -191,6 +193,7 @@ class EpochOrders:
         seed: the job's.
         epoch: number of the epoch.
         chunks: as in the epoch's shape, see :class:`~millrace.planning.epoch_shape.RunShape`.
+        reweighted: likewise.
 
     Attributes:
         drawn: hashes of what users' own samplers have drawn for these orders, by sampler, repetition and epoch; as
@@ -198,9 +201,16 @@ class EpochOrders:
     """
 
     def __init__(
-        self, units: UnitMap, seed: int, epoch: int, chunks: int = 0, drawn: dict[str, str] | None = None
+        self,
+        units: UnitMap,
+        seed: int,
+        epoch: int,
+        chunks: int = 0,
+        drawn: dict[str, str] | None = None,
+        reweighted: Sequence[WeightChange] = (),
     ) -> None:
         self.units, self.seed, self.epoch, self.chunks = units, seed, epoch, chunks
+        self._reweighted = reweighted
         self.drawn: dict[str, str] = {} if drawn is None else drawn
         self._sampled_orders: dict[tuple[int, int], Order] = {}
         self._in_chunks = shuffle_in_chunks(units) if chunks else None
@@ -236,6 +246,11 @@ class EpochOrders:
             return BlockOrder(bounds, key, (self._chunks_of_blocks(bounds),))
         turns, within = np.divmod(bounds[:-1], below.period)
         return BlockOrder(bounds, key, (np.searchsorted(fences(units, child), within, side="right"), turns))
+
+    def mixture(self, number: int) -> InputSequence:
+        """Sequence in which node ``number``, a mixture, has the elements of its inputs."""
+        changes = tuple((each.element, each.weights) for each in self._reweighted if each.node == number)
+        return self.units.mixtures[number].of_epoch(self.epoch, changes)
 
     def _of_reservoir(self, number: int, repetition: int) -> Order:
         node = self.units.graph.nodes[number]
@@ -290,7 +305,7 @@ class EpochOrders:
                 which = np.searchsorted(starts, at, side="right") - 1
                 at = at - starts[which]
             case g.SampleFromDatasets() | g.ChooseFromDatasets():
-                which, at = units.mixtures[number].of_epoch(self.epoch).resolve(at)
+                which, at = self.mixture(number).resolve(at)
             case g.Repeat():
                 turns, at = np.divmod(at, units.of(below[0]).count)
                 for turn in np.unique(turns).tolist():

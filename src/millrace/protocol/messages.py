@@ -35,8 +35,9 @@ from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.protocol.sampler_messages import SamplersDrew
 from millrace.protocol.task_ref import TaskRef as TaskRef  # noqa: PLC0414  # it is a part of this module
+from millrace.protocol.weight_messages import SetWeights, WeightsSet
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised when a message changes in a way that an older peer would misread, or a task's output would be another one:
 processes of one service have equal protocols, whatever versions of millrace they are."""
 
@@ -321,8 +322,7 @@ class JoinJob(Message, frozen=True, tag="JoinJob"):
 
     spec: JobSpec
     client: str
-    consumer: int | None = None
-    """None: the lowest index that is free."""
+    consumer: int | None = None  # None: the lowest index that is free
     version: str = ""
     host: str = ""
     pid: int = 0
@@ -495,6 +495,6 @@ FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | S
 _ToPlan = OpenJob | Audience | CloseJob | ListSources | ChooseSharding
 _ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived | DropLeftovers
 ToWorker = WorkerWelcome | _ToPlan | _ToRun | OfCaches | StopWorker | JobFailed
-FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-_OfEpochs = Resumed | EpochBegun | StepsReady | ReadTasks | TasksGone | EpochEnds
+FromConsumer = JoinJob | BeginEpoch | ConsumerReport | SetWeights | LeaveJob
+_OfEpochs = Resumed | EpochBegun | StepsReady | ReadTasks | TasksGone | WeightsSet | EpochEnds
 ToConsumer = JobJoined | _OfEpochs | JobFailed | Notice

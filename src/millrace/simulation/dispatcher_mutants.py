@@ -10,7 +10,7 @@ from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.journal import snapshot
 from millrace.control.journal.cache_events import BlocksGivenUp
 from millrace.control.journal.consumer_events import Progressed
-from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.epoch_events import EpochClosed, EpochReweighted
 from millrace.control.journal.task_events import TaskReleased
 from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
@@ -18,7 +18,7 @@ from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import Waiting
-from millrace.control.tasks import epochs, leases, task_queue
+from millrace.control.tasks import epochs, leases, reweighting, task_queue
 from millrace.dispatcher import recovery
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint, said
@@ -134,6 +134,33 @@ _is(
     "has_whole_pass",
     _always(True),
 )
+
+
+_is(
+    "untold-weights",
+    "Who has set weights is told so, and others that read the epoch are not.",
+    reweighting,
+    "_tell_others",
+    _always(None),
+)
+_is(
+    "hasty-weights",
+    "Weights hold from the first task on that is not over, whether it was leased or not.",
+    reweighting,
+    "first_never_leased",
+    lambda job, epoch: min((task for task, live in epoch.live.items() if not live.finished), default=0),
+)
+
+
+@_replaces(
+    "forgotten-weights",
+    "Weights that were set are journalled and told, and the next dispatcher does not know them.",
+    simulated_dispatcher,
+    "rebuild",
+)
+def _rebuilt_without_weights(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
+    past.events = [[event for event in group if not isinstance(event, EpochReweighted)] for group in past.events]
+    return recovery.rebuild(fresh, past)
 
 
 def _discard_for_all(tx: Transaction, job: Job, number: int, task: int) -> None:

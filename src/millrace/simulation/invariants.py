@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.control import inputs as inp
 from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft
-from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.epoch_events import EpochClosed, EpochReweighted
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobRemoved, StatesLoaded
 from millrace.control.journal.task_events import TaskDone, TaskSpared
@@ -19,10 +19,11 @@ from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
 from millrace.simulation.cache_invariants import CacheInvariants
 from millrace.simulation.drawn_failures import check_before
+from millrace.simulation.drawn_mixtures import weights_at
 from millrace.simulation.job_history import EpochHistory, JobHistory
 from millrace.simulation.last_words import LastWords
 from millrace.simulation.member_invariants import HELD_UP, MemberInvariants
-from millrace.simulation.pipelines import Output, bare, values_of
+from millrace.simulation.pipelines import Output, bare, unit_of, values_of
 from millrace.simulation.pool_invariants import PoolInvariants
 from millrace.simulation.round_invariants import RoundInvariants
 from millrace.simulation.round_window_invariants import RoundWindowInvariants
@@ -112,13 +113,18 @@ class Invariants:
             raise Violation(wrong)
         history.at[consumer.client] = task
         values = pipeline.epoch_of_values(epoch, -1 if history.reused is None else history.reused)
+        begun = consumer.core.reading.begun if consumer.core.reading is not None else None
+        known = () if begun is None else begun.reweighted
         for output in outputs:
             self.elements += len(output)
             for given in output:
                 element = bare(given)
+                if pipeline.mixed:
+                    values = weights_at(known, unit_of(given))
                 if values_of(given) != values and not self._cluster.older_journal.came_again(consumer.client):
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
-                    raise Violation(f"{where} has the random values of epoch {values_of(given)}, not of {values}")
+                    what = "weights that its reader knows" if pipeline.mixed else "random values"
+                    raise Violation(f"{where} has not the {what}: those of {values_of(given)}, not of {values}")
                 first = history.yielded.get(element)
                 if first is not None and first not in self._given_up and job.spec.sharding != "off":
                     if self._cluster.older_journal.came_again(first, consumer.client):
@@ -260,6 +266,11 @@ class Invariants:
                 self._check_dropped(job, epoch, task)
             case EpochClosed(epoch=epoch):
                 self._complete(job, epoch)
+            case EpochReweighted(epoch=epoch, element=first):
+                there = [unit_of(each) for each in job.epoch(epoch).yielded if unit_of(each) >= first]
+                if there and not self._cluster.older_journal.refused:
+                    where = f"epoch {epoch} of job {job.spec.name}"
+                    raise Violation(f"weights of {where} hold from element {first} on, and {sorted(there)} were read")
             case JobRemoved():
                 self._removed(job, event)
 

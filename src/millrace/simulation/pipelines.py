@@ -161,6 +161,11 @@ class SimulatedPipeline:
         return self._point >= 0
 
     @cached_property
+    def mixed(self) -> bool:
+        """Its elements are those of a mixture."""
+        return any(isinstance(node, g.SampleFromDatasets) for node in self.graph.nodes)
+
+    @cached_property
     def random(self) -> bool:
         """A random function is below the cache point."""
         return any(map(is_random, self.graph.nodes))
@@ -364,6 +369,15 @@ def catalogue() -> tuple[SimulatedPipeline, ...]:
         SimulatedPipeline("an autocached range with random values", Graph(renewed), _range(48), 12),
         SimulatedPipeline("tails behind a cache", Graph(behind), _range(160), 20),
     )
+
+
+@lru_cache(maxsize=1)
+def mixture() -> SimulatedPipeline:
+    """Two datasets mixed, whose elements tell by which weights they were drawn."""
+    parts = g.Range(start=0, stop=7), g.Range(start=7, stop=20)
+    mixed = g.SampleFromDatasets(inputs=tuple(g.Repeat(inputs=(part,)) for part in parts), weights=(1.0, 1.0))
+    tables = {0: positions_table(7), 2: positions_table(13)}
+    return SimulatedPipeline("a mixture", Graph(g.Take(inputs=(mixed,), count=60)), tables, 15)
 
 
 @lru_cache(maxsize=1)

@@ -20,6 +20,7 @@ from millrace.simulation import faults
 from millrace.simulation.cache_server_fleet import CacheServerFleet, drawn_probes
 from millrace.simulation.disk import Disk
 from millrace.simulation.drawn_failures import OF_THE_DATA, DrawnFailures
+from millrace.simulation.drawn_mixtures import DrawnMixtures
 from millrace.simulation.drawn_quotas import drawn_quotas
 from millrace.simulation.drawn_rounds import DrawnRounds
 from millrace.simulation.invariants import Invariants
@@ -121,8 +122,8 @@ class SimulatedCluster:
         self.expected = 0
         self.faults_to_come = 0
         self.failing = DrawnFailures(seed)
-        self.tenants: dict[str, str] = {}
-        self.structures: dict[str, bytes] = {}
+        self.tenants, self.structures = dict[str, str](), dict[str, bytes]()
+        self.mixtures = DrawnMixtures(seed, self.fired)
         self._deadly: dict[str, int] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._sizes = random.Random(f"sizes {seed}")
@@ -308,8 +309,8 @@ class SimulatedCluster:
         if equal:
             spec = msgspec.structs.replace(spec, equal_steps=True, structure=pipeline.structure, tasks=pipeline.tasks)
             self.resumes.draw(name)
-        spec = self.rounds.draw(spec, self.pipelines)
-        if spec.coordinated:
+        spec = self.mixtures.draw(self.rounds.draw(spec, self.pipelines), self.pipelines)
+        if spec.structure != pipeline.structure:
             pipeline, count = self.pipelines[spec.structure], spec.num_consumers or 1
             self.resumes.draw(name)
         if self._where is not None:

@@ -16,6 +16,7 @@ from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.weight_messages import WeightsSet
 from millrace.simulation.drawn_failures import OF_THE_DATA
 from millrace.simulation.pipelines import Output
 from millrace.simulation.simulated_worker import delays_of
@@ -125,6 +126,8 @@ class SimulatedConsumer(Process):
 
     def _hears(self, item: io.Input) -> None:
         self._handle(item)
+        if isinstance(item, WeightsSet) and item.number >= 0:
+            self._cluster.mixtures.answered(self, item)
         if self._waiting:
             self._go_on()
         elif self._stall == 0 and self.core.failure is not None:
@@ -329,6 +332,9 @@ class SimulatedConsumer(Process):
         self._count()
         if self.done:
             return
+        weights = self._cluster.mixtures.next(self)
+        if weights is not None:
+            self._handle(io.WeightsWanted(reading.number, weights))
         self._stall -= 1
         if self._stall == 0:
             self._cluster.stands_still(STALL_S)

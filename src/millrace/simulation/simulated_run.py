@@ -15,6 +15,7 @@ from millrace.engine.user_code.crash_probe import BEGINNING, between
 from millrace.planning.plan import Task
 from millrace.protocol import messages as msg
 from millrace.simulation.drawn_failures import FailedError, OversizedError, failure_of
+from millrace.simulation.drawn_mixtures import weights_at
 from millrace.simulation.item_reads import ItemsRead
 from millrace.simulation.pipelines import Output, SimulatedPipeline, bare, unit_of, with_values
 from millrace.simulation.simulated_cache import SimulatedCacheUse
@@ -183,7 +184,10 @@ class SimulatedRun:
                     yield self._worker.network.rng.uniform(0.0, 0.02)
                     yield from self._ask(inp.Step())
         born = [element for element in pipeline.born_in(task) if element not in poison]
-        elements = [with_values(element, values.get(unit_of(element), epoch)) for element in born]
+        if pipeline.mixed:
+            elements = [with_values(each, weights_at(lease.reweighted, unit_of(each))) for each in born]
+        else:
+            elements = [with_values(element, values.get(unit_of(element), epoch)) for element in born]
         return [unit for unit in units if unit not in values], elements
 
     def _keep(self, pipeline: SimulatedPipeline, units: list[int], upto: int) -> None:

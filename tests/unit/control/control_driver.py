@@ -11,6 +11,7 @@ import msgspec
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import decide
+from millrace.control.journal.epoch_events import EpochReweighted
 from millrace.control.journal.job_events import TableRecorded
 from millrace.control.journal.replay import AnyEvent, apply
 from millrace.control.journal.snapshot import dump, fill_in, load
@@ -18,10 +19,11 @@ from millrace.control.journal.task_events import TaskDone
 from millrace.control.state.observed import Observed
 from millrace.control.state.settings import Settings
 from millrace.control.state.state import State
-from millrace.graph.nodes import Range
+from millrace.graph.nodes import Range, Repeat, SampleFromDatasets
 from millrace.graph.operator_graph import Graph
-from millrace.graph.serialize import pack
+from millrace.graph.serialize import pack, unpack
 from millrace.planning.cache_point import CachePoint
+from millrace.planning.epoch_shape import WeightChange
 from millrace.planning.plan import Piece, Task
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
@@ -29,8 +31,18 @@ from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, 
 from millrace.protocol.caller import ADMINISTRATOR
 from millrace.protocol.group_messages import DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.weight_messages import SetWeights, WeightsSet
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
+MIXED_STRUCTURE = pack(
+    Graph(
+        SampleFromDatasets(
+            inputs=(Repeat(inputs=(Range(start=0, stop=100),)), Repeat(inputs=(Range(start=100, stop=200),))),
+            weights=(1.0, 1.0),
+        )
+    )
+)[0]
+"""Of a mixture without end, of which a plan may have some elements."""
 OTHER_STRUCTURE = pack(Graph(Range(start=0, stop=7)))[0]
 
 
@@ -185,6 +197,9 @@ class FakeConsumer:
         self.client = client
         self.joined: Any = None
         self.epoch: Any = None
+        self.reweighted: tuple[WeightChange, ...] = ()
+        """What it knows of weights that were set in the epoch."""
+        self.answers: list[WeightsSet] = []
         self.resumed = -1
         self.reads: dict[int, msg.TaskRead] = {}
         self.complete: list[int] = []
@@ -213,7 +228,11 @@ class FakeConsumer:
             if self.epoch is None or message.epoch != self.epoch.epoch:
                 self.reads, self.complete, self.got, self.alone, self.ends = {}, [], [], set(), None
                 self.gone = {}
-            self.epoch = message
+            self.epoch, self.reweighted = message, message.reweighted
+        elif isinstance(message, WeightsSet):
+            if self.epoch is not None and message.epoch == self.epoch.epoch and not message.refused:
+                self.reweighted = message.reweighted
+            self.answers += [message] if message.number >= 0 else []
         elif isinstance(message, msg.ReadTasks):
             assert self.epoch is not None
             assert message.epoch == self.epoch.epoch
@@ -270,6 +289,7 @@ class Service:
         self.observed = Observed()
         self.now = 0.0
         self.events: list[Any] = []
+        self.boundaries: list[EpochReweighted] = []
         self.workers: dict[str, FakeWorker] = {}
         self.consumers: dict[str, FakeConsumer] = {}
         self.refused: dict[str, msg.Failure] = {}
@@ -316,9 +336,17 @@ class Service:
                 unknown = {*epoch.shares.get(peer.joined.consumer, ())} - {*peer.ends}
                 assert not unknown, (client, unknown)
 
+    def check_weights(self, peer: FakeConsumer, message: Any) -> None:
+        """Who hears of a task, which it may read from then on, knows the weights that this was leased with."""
+        if isinstance(message, msg.ReadTasks) and self.boundaries:
+            job, last = peer.joined.job, max(read.task for read in message.reads)
+            mine = [each for each in self.boundaries if (each.job, each.epoch) == (job, message.epoch)]
+            assert len(peer.reweighted) >= sum(each.task <= last for each in mine), (peer.client, message)
+
     def carry_out(self, events: list[Any], actions: list[Any]) -> None:
         """Let peers hear what was decided."""
         self.events += events
+        self.boundaries += [event for event in events if isinstance(event, EpochReweighted)]
         self.last = actions
         for action in actions:
             if isinstance(action, act.SendToWorker):
@@ -329,6 +357,7 @@ class Service:
                 peer = self.consumers.get(action.client)
                 if peer is not None and peer.connected:
                     peer.take(action.message)
+                    self.check_weights(peer, action.message)
             elif isinstance(action, act.CloseWorker):
                 self.refused[action.worker] = action.failure
             elif isinstance(action, act.DropBlobs):
@@ -391,7 +420,9 @@ class Service:
         while worker.planning:
             asked = worker.planning.popleft()
             if isinstance(asked, msg.ListSources):
-                tables = {0: positions_table(100).summary()}
+                job = self.state.jobs.get(asked.job)  # None: it is over by now
+                graph = unpack(STRUCTURE if job is None else job.spec.structure)
+                tables = {number: positions_table(100).summary() for number, _ in graph.sources()}
                 listed = msg.SourcesListed(asked.job, tables, self.prints, self.points, "tables")
                 self.say(inp.WorkerSaid(worker.name, listed))
             else:
@@ -510,6 +541,12 @@ class Service:
             everything = [msg.TaskProgress(task, 1, complete=True) for task in peer.complete]
             self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, everything)))
         self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(peer.wanted)))
+
+    def set_weights(self, peer: FakeConsumer, *weights: float, number: int, epoch: int | None = None) -> None:
+        """Its training sets weights in the epoch that it reads."""
+        wanted = SetWeights(peer.epoch.epoch if epoch is None else epoch, weights, number)
+        if peer.connected:
+            self.say(inp.ConsumerSaid(peer.client, wanted))
 
     def read(self, peer: FakeConsumer, task: int) -> None:
         """Read a task to its end and say so."""

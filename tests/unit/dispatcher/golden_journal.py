@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.control_driver import MIXED_STRUCTURE, FakePlan, Service
 from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
 
@@ -69,6 +69,7 @@ def live() -> Service:
     _coordinate(service)
     _read_in_chunks(service)
     _draw(service)
+    _reweight(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -112,6 +113,16 @@ def _draw(service: Service) -> None:
     (name,) = [name for name, worker in service.state.workers.items() if "drawn" in worker.open][:1]
     service.say(inp.WorkerSaid(name, SamplersDrew("drawn", 0, {"0123456789abcdef": "fedcba9876543210"})))
     assert service.state.jobs["drawn"].epochs[0].drawn
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _reweight(service: Service) -> None:
+    """A job whose training sets the weights of its mixture, and then leaves."""
+    peer = service.join("weighed", "weighed", structure=MIXED_STRUCTURE)
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    service.set_weights(peer, 3, 1, number=1)
+    assert service.state.jobs["weighed"].epochs[0].reweighted
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 

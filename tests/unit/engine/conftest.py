@@ -82,7 +82,7 @@ def go_on(made: Program, begin: Merged, tasks: Iterator[Task] | None = None) -> 
     """Read what is left of these tasks, or of all: how far that is, and the elements one after the other."""
     tally = ProgressTracker(begin)
     order = local_epoch.planned(made.plan) if tasks is None else tasks
-    return tally, tally.handed(local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin.epoch), order, begin, tally))
+    return tally, tally.handed(local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin), order, begin, tally))
 
 
 def reached(epoch: int, tally: ProgressTracker) -> Merged:

@@ -85,7 +85,7 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         begin = Merged(epoch=1)
         tally, by_task = ProgressTracker(begin), list[list[str]]()
         left: dict[int, Any] = {}
-        epoch = local_epoch.LocalEpoch(made, 1)
+        epoch = local_epoch.LocalEpoch(made, begin)
         alone = TaskSet.of(
             task.index for task in local_epoch.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1]))
         )

@@ -54,12 +54,14 @@ TAGS = {
         "ReadTasks",
         "Resumed",
         "StepsReady",
+        "WeightsSet",
     },
     "FromConsumer": {
         "BeginEpoch",
         "ConsumerReport",
         "JoinJob",
         "LeaveJob",
+        "SetWeights",
     },
     "ToServer": {
         "Credit",

@@ -102,6 +102,8 @@ class EpochBegan(JobEvent, frozen=True, tag="EpochBegan"):
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
         job.consumers[self.consumer].epoch = self.epoch
+        if self.epoch in job.epochs:
+            job.epochs[self.epoch].ahead = False
         if job.windowed:
             job.reached = max(job.reached, self.epoch)
 

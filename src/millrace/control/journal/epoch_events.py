@@ -7,8 +7,9 @@ from typing import ClassVar
 from millrace.control.journal.event import Changes, EpochEvent, Event
 from millrace.control.state.state import Epoch, State
 from millrace.control.state.task_state import ReaderProgress, TaskState
-from millrace.planning.epoch_shape import EpochShape
+from millrace.planning.epoch_shape import EpochShape, WeightChange
 from millrace.planning.progress import TaskSet
+from millrace.planning.weight_changes import carried
 
 
 class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
@@ -25,8 +26,9 @@ class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
     why: str = ""
 
     def apply(self, state: State) -> None:
-        epoch = state.jobs[self.job].epochs[self.epoch] = Epoch.shaped(self)
-        epoch.tasks, epoch.why = self.tasks, self.why
+        job = state.jobs[self.job]
+        epoch = job.epochs[self.epoch] = Epoch.shaped(self)
+        epoch.tasks, epoch.why, epoch.ahead = self.tasks, self.why, self.epoch > job.newest
 
 
 class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
@@ -58,6 +60,7 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
         job = state.jobs[self.job]
         done = TaskSet.parse(self.done, self.later)
         epoch = job.epochs[self.epoch] = Epoch.shaped(self)
+        job.reweighted = carried(self.reweighted)
         epoch.low, epoch.later, epoch.done = done.low, done.bitmap(), len(done) - len(self.again)
         epoch.starts = dict(self.begun)
         epoch.freed = set(self.freed)
@@ -72,6 +75,32 @@ class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
         for task in self.again:
             epoch.live[task] = TaskState(heir, {reader: ReaderProgress(complete=True) for reader in job.audience(heir)})
             epoch.pending.setdefault(heir, set()).add(task)
+
+
+class EpochReweighted(EpochEvent, frozen=True, tag="EpochReweighted"):
+    """Weights of a mixture were set: they hold from an element on that no task before ``task`` has, and none behind it.
+
+    Attributes:
+        node: number of the mixture's node, and ``weights``: one for each of its inputs.
+        element: number of the mixture's element in the epoch from which on they hold.
+        task: the first that was never leased.
+        client: who asked, and ``asked``: the number of its question; "": it was asked of an epoch before.
+    """
+
+    node: int
+    element: int
+    weights: tuple[float, ...]
+    task: int = 0
+    client: str = ""
+    asked: int = -1
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        epoch, change = job.epochs[self.epoch], WeightChange(self.node, self.element, self.weights)
+        epoch.reweighted = (*epoch.reweighted, change)
+        job.reweighted = carried((change,))
+        if self.client:
+            epoch.asked[self.client] = self.asked, self.element
 
 
 class OwnersAsked(EpochEvent, frozen=True, tag="OwnersAsked"):

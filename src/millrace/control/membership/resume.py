@@ -24,6 +24,8 @@ from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge
 from millrace.planning.plan import Piece
+from millrace.planning.units import UnitMap
+from millrace.planning.weight_changes import check_changes
 from millrace.protocol.messages import Failure, JoinJob
 
 
@@ -147,6 +149,9 @@ def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure 
             if cut not in lengths:
                 lengths[cut] = plan_of_state(state, job, loaded).length
             fit(loaded.identity, PipelineIdentity("", job.prints, lengths[cut]))
+            if loaded.reweighted:
+                units = UnitMap(serialize.unpack(job.spec.structure), job.tables, job.seed)
+                check_changes(units, loaded.epoch, loaded.reweighted)
     except StateError as error:
         return Failure("StateError", str(error))
     return None

@@ -21,7 +21,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.graph.serialize import unpack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.epoch_shape import EpochShape
+from millrace.planning.epoch_shape import EpochShape, WeightChange
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
@@ -138,8 +138,10 @@ class Epoch(msgspec.Struct):
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         why: it is read in so many chunks.
-        reused: as in :class:`EpochShape`, and ``chunks``, and ``pieces``, if its plan is not the job's; ``anew``: since
-            a load.
+        reused: as in :class:`EpochShape`, and ``chunks``, ``reweighted``, and ``pieces``, if its plan is not the job's;
+            ``anew``: since a load.
+        asked: by client that has set weights, the number of its last question and the element of its answer.
+        ahead: it was prepared, and no consumer has begun it.
         tasks: of its own plan, or up to where it was cut; -1: it has the job's.
         failures: why live tasks failed that wait until their consumers have come to them; they don't run again.
         nothing: the plan's tasks that ended, as long as what is repeated without end gave nothing in any; else None.
@@ -179,8 +181,11 @@ class Epoch(msgspec.Struct):
     drawn: dict[str, str] = {}
     pieces: list[Piece] = []
     chunks: int = 0
+    reweighted: tuple[WeightChange, ...] = ()
     why: str = ""
     anew: bool = False
+    asked: dict[str, tuple[int, int]] = {}
+    ahead: bool = False
     tasks: int = -1
     steps: int = -1
     failures: dict[int, Failure] = {}
@@ -277,6 +282,7 @@ class Job(msgspec.Struct):
         reached: where a window is shared, the last epoch that a member has begun, be it there or gone.
         owner: name of the caller that has begun it; empty: unknown, as in journals of before.
         may_read: tenants whose blocks it may read, beside those that its tenant trusts.
+        reweighted: weights of mixtures that the next epoch begins with, as its training has set them.
     """
 
     name: str
@@ -318,6 +324,7 @@ class Job(msgspec.Struct):
     reached: int = -1
     owner: str = ""
     may_read: list[str] = []
+    reweighted: tuple[WeightChange, ...] = ()
 
     @property
     def data_set(self) -> str:

@@ -42,7 +42,7 @@ def _opened(tx: Transaction, job: Job, number: int) -> EpochOpened:
     reused, chosen = cache_mode.reused_in(job, number), source_chunks.chunks_for(tx, job)
     chunks = chosen.value
     tasks = _length(_plan_in_chunks(tx.state, job, chunks)) if chunks else -1
-    return EpochOpened(job.name, number, tasks, chosen.reason, reused=reused, chunks=chunks)
+    return EpochOpened(job.name, number, tasks, chosen.reason, reused=reused, chunks=chunks, reweighted=job.reweighted)
 
 
 def _plan_in_chunks(state: State, job: Job, chunks: int) -> PlanLike:
@@ -81,7 +81,7 @@ def _lacked_by_some(state: State, job: Job, merged: Merged) -> EpochResumed:
     alone = merged.tasks_alone()
     again, freed = leftover_reruns(state.plan(job).task, done, alone)
     resumed = EpochResumed(job.name, merged.epoch, done.low, done.text(), begun, again, freed, list(alone), own=own)
-    return msgspec.structs.replace(resumed, reused=merged.reused)
+    return msgspec.structs.replace(resumed, reused=merged.reused, reweighted=merged.reweighted)
 
 
 def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> EpochResumed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -26,6 +26,24 @@ class StatefulIterator(Iterator[Any], ABC):
 
         Raises:
             StateError: it is not of this pipeline over these data.
+        """
+
+    @abstractmethod
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """Set the weights of the pipeline's ``sample_from_datasets``, while its epoch is read.
+
+        They hold from the first task on that has not begun, wherever it would run; in later epochs too, until they are
+        set again. They are in :meth:`state_dict`, and whoever goes on from there gets the same elements.
+
+        Args:
+            weights: one for each dataset, none negative and one above 0; datasets are drawn in proportion to them.
+
+        Returns:
+            Number of the mixture's element in this epoch, from 0 on, from which on they hold: the epoch is the one of
+            ``sample_from_datasets(..., {0: before, number: weights}, weights_by="element")``.
+
+        Raises:
+            PipelineError: the pipeline has no mixture or several, or operators behind it that reorder its elements.
         """
 
     def get_state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol, Self
@@ -16,20 +16,23 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
+from millrace.engine.run.local_weights import LocalWeights
 from millrace.engine.run.outlook import ComingTask
 from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.run.task_run import Run
 from millrace.engine.threads.final_prefetch import overlapped
-from millrace.errors import MillraceError, StateError, anew
+from millrace.errors import MillraceError, PipelineError, StateError, anew
 from millrace.graph.nodes import always_reused
 from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
-from millrace.planning.epoch_shape import FRESH, RunShape
+from millrace.planning.epoch_shape import RunShape, WeightChange
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
+from millrace.planning.units import UnitMap
+from millrace.planning.weight_changes import carried, check_changes, checked_weights
 from millrace.protocol.reports import NodeMeasure
 
 _NOTHING: Any = object()
@@ -51,12 +54,22 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
 
 
 class LocalEpoch:
-    """Tasks of one epoch as they run, one after the other."""
+    """Tasks of one epoch as they run, one after the other.
 
-    def __init__(self, program: Program, number: int, shape: RunShape = FRESH, reuse: LocalCache | None = None) -> None:
+    Args:
+        program: runs them.
+        begin: the epoch, and what was read of it.
+        reuse: what caches hold.
+
+    Attributes:
+        weights: that are set while it is read.
+    """
+
+    def __init__(self, program: Program, begin: Merged, reuse: LocalCache | None = None) -> None:
         self.plan = program.plan
         self._reuse = reuse
-        self._program, self._number, self._shape = program, number, shape
+        self._program, self._number, self._begin = program, begin.epoch, begin
+        self.weights = LocalWeights(begin)
         self._run: Run | None = None
         self._skipped = 0
         self.over = False
@@ -67,10 +80,23 @@ class LocalEpoch:
         """Number of elements that ``on_error`` left out so far."""
         return self._skipped + (self._run.skipped if self._run is not None else 0)
 
+    @property
+    def _shape(self) -> RunShape:
+        return msgspec.structs.replace(self._begin, reweighted=self.weights.changes)
+
+    def begin(self, number: int) -> None:
+        """Note that a task begins, by its number in the epoch."""
+        self.weights.begins(number)
+
+    def set_weights(self, weights: Sequence[float]) -> WeightChange:
+        """Have weights of the mixture hold from the first task on that has not begun."""
+        return self.weights.set(weights, self._program.set_weights)
+
     def expect(self, tasks: Iterable[Task]) -> None:
         """Announce the tasks that run now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
         point = None if self._reuse is None else self._reuse.point()
-        self._program.expect(None, [ComingTask(task, self._number, self._shape, point) for task in tasks])
+        shape = self._shape
+        self._program.expect(None, [ComingTask(task, self._number, shape, point) for task in tasks])
 
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
         """Yield chunks of ``task`` without its first ``skip`` outputs; its leftovers go to ``left``."""
@@ -143,6 +169,7 @@ def chunks_of(
         by_itself = number in alone
         task = msgspec.structs.replace(given, parent=-1) if by_itself else given
         if number not in done:
+            epoch.begin(number)
             leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
             epoch.expect([task, *coming])
             yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
@@ -220,6 +247,7 @@ class _Reading(NamedTuple):
     state: Callable[[], Checkpoint]
     passes: EpochCursor
     loaded: tuple[Checkpoint, ...]
+    share: Share | None
 
 
 def _reading(
@@ -234,7 +262,8 @@ def _reading(
         _take_seed(pipeline, loaded[0])
     else:
         chosen, loaded = passes.choose(number)
-        begin = Merged(epoch=chosen)
+        begin = Merged(epoch=chosen, reweighted=passes.reweighted)
+    passes.reweighted = carried(begin.reweighted)
     graph, tables, seed = pipeline.graph, pipeline.tables(), pipeline.seed
     tasks = None
     if share is not None:
@@ -258,16 +287,18 @@ def _reading(
         begin = Merged(epoch=begin.epoch, shares=1, pieces=pieces, **begin.for_runs())
     else:
         begin = msgspec.structs.replace(begin, shares=0, pieces=[])
+    if begin.reweighted:
+        check_changes(UnitMap(graph, tables, seed), begin.epoch, begin.reweighted)
     program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, chunks=begin.chunks, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
-    epoch, loop = LocalEpoch(program, begin.epoch, begin, reuse), Loop()
+    epoch, loop = LocalEpoch(program, begin, reuse), Loop()
     part, parts = share or (0, 1)
     order = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
     tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
     elements = _elements(program, chunks_of(epoch, order, begin, tally), tally, loop, passes)
-    state = functools.partial(_state, tally, begin, seed, share, here)
+    state = functools.partial(_state, tally, begin, epoch.weights, seed, share, here)
     passes.begin(begin.epoch, state)
-    return _Reading(program, epoch, tally, loop, elements, state, passes, loaded)
+    return _Reading(program, epoch, tally, loop, elements, state, passes, loaded, share)
 
 
 def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
@@ -340,6 +371,19 @@ class LocalIterator(ElementIterator):
         """State: how far this epoch was read, as plain values."""
         return pack(self._reading.state())
 
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :meth:`StatefulIterator.set_weights`."""
+        with self._lock:
+            reading = self._reading
+            if reading.share is not None:
+                raise PipelineError(
+                    "set_weights sets weights for all who read an epoch, and this is one of several processes of a"
+                    " DataLoader without a service, each of which knows its own part: use distribute()"
+                )
+            change = reading.epoch.set_weights(checked_weights(weights))
+            reading.passes.reweighted = carried((change,))
+            return change.element
+
     def load_state_dict(self, state: Any) -> None:
         """Go on where ``state`` was taken: in that epoch, or at its end.
 
@@ -401,6 +445,7 @@ class LocalIterator(ElementIterator):
 def _state(
     tally: ProgressTracker,
     begin: Merged,
+    weights: LocalWeights,
     seed: int,
     share: Share | None,
     identity: Callable[[], PipelineIdentity],
@@ -422,7 +467,7 @@ def _state(
         rank=rank,
         ranks=ranks,
         helpers=share is not None,
-        **begin.fields(),
+        **begin.fields() | {"reweighted": weights.changes},  # looked at last, so that it has all of what was read
     )
 
 

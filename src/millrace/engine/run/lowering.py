@@ -294,8 +294,7 @@ class Lowering:
             return self.units(children[which], units, repetition)
 
         ours, theirs = index_streams.tee(feed, 2)
-        sequence = self.map.mixtures[number].of_epoch(self.task.epoch)
-        deal = _Deal(number, sequence.resolve, part, self._counts(children))
+        deal = _Deal(number, self.task.orders.mixture(number).resolve, part, self._counts(children))
         return index_streams.positioned(self._merged(deal, theirs), ours, Origin(number, 0, repetition))
 
     def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:

@@ -29,10 +29,11 @@ from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending
 from millrace.host_limits import usable_cores
 from millrace.ops.stacking import Allocate
-from millrace.planning.epoch_shape import FRESH, RunShape
+from millrace.planning.epoch_shape import FRESH, RunShape, WeightChange
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
+from millrace.planning.weight_changes import Reweighted, set_weights
 from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
@@ -88,6 +89,7 @@ class Program:
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
+        self._pieces = pieces
         self.plan: Plan = plan_of(self._units, tasks, ranks, pieces, chunks)
         self.plan_in_chunks = functools.cache(functools.partial(plan_of, self._units, tasks, None, ()))
         self._exact = self._units.exact
@@ -159,6 +161,7 @@ class Program:
             owner=owner,
             reused=self._reused_in(shape),
             chunks=shape.chunks,
+            reweighted=shape.reweighted,
             point=point,
             writer=writer,
         )
@@ -191,6 +194,7 @@ class Program:
                 operator_threads=self._operator_threads,
                 reused=self._reused_in(each.shape),
                 chunks=each.shape.chunks,
+                reweighted=each.shape.reweighted,
                 point=each.point,
             )
             with contextlib.suppress(PipelineError):  # a sampler that can't draw an epoch fails when that is read
@@ -199,6 +203,10 @@ class Program:
         for number in self._far:
             expected = [(key, each.entries(number)) for key, each in seen if number in each.feeds]
             self._reads_of(number).expect(owner, expected)
+
+    def set_weights(self, task: int, epoch: int, before: Reweighted, weights: Sequence[float]) -> WeightChange:
+        """Decide from which element of the mixture on weights hold, see :func:`.weight_changes.set_weights`."""
+        return set_weights(self._units, self.plan.task, task, epoch, before, weights, self._pieces)
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""

@@ -29,6 +29,7 @@ from millrace.graph.operator_graph import Graph
 from millrace.graph.source_nodes import FromMapStyle
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
+from millrace.planning.epoch_shape import WeightChange
 from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
 from millrace.planning.random_keys import derive, mix_array
@@ -89,12 +90,14 @@ class RunningTask:
         watch: CrashProbe | None = None,
         reused: Collection[int] = (),
         chunks: int = 0,
+        reweighted: Sequence[WeightChange] = (),
         point: ActivePoint | None = None,
         writer: CacheWriter | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
         self._reused, self._point, self._writer = reused, point, writer
-        self.seed, self.epoch, self.orders = seed, epoch, EpochOrders(units, seed, epoch, chunks)
+        self.seed, self.epoch = seed, epoch
+        self.orders = EpochOrders(units, seed, epoch, chunks, reweighted=reweighted)
         self.measures, self.operator_threads = measures, operator_threads
         self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
         self.allocate = allocate
