@@ -104,8 +104,8 @@ class WorkerReport(Message, frozen=True, tag="WorkerReport"):
     cpu_s: float = 0.0
     """Seconds of processor time of its process so far, of each core that it may keep busy."""
     cores: int = 0  # that it may keep busy; 0: it has not said
-    delayed_s: float = 0.0
-    """Seconds for which its threads, those that live, could have run and had no core."""
+    cpu_quota: float = 0.0  # cores' worth of processor time that its control groups allow; 0: as many as there are
+    delayed_s: float = 0.0  # seconds for which its threads, those that live, could have run and had no core
     listing: str = ""
     """The job whose sources it lists, of which it has looked at ``listed`` files so far; empty: none."""
     listed: int = 0

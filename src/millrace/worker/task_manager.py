@@ -15,7 +15,7 @@ import numpy as np
 from millrace.elements.shared import Arena
 from millrace.errors import ServiceError, ServiceUnreachableError
 from millrace.functions.module_importer import uninstall
-from millrace.host_limits import resident_bytes, run_delay_s, usable_cores
+from millrace.host_limits import cpu_quota, resident_bytes, run_delay_s, usable_cores
 from millrace.planning.server_zones import servers_asked
 from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
@@ -305,6 +305,7 @@ class TaskManager:
             nodes=[] if job is None else job.measures(),
             cpu_s=time.process_time() / cores,
             cores=cores,
+            cpu_quota=cpu_quota() or 0.0,
             delayed_s=run_delay_s(),
             listing=listing[0],
             listed=listing[1],

@@ -159,6 +159,12 @@ def test_the_hpa_goes_by_the_time_of_cores_alone():
     assert min(after - before for before, after in itertools.pairwise(looks[1:])) == hpa.PERIOD_S
 
 
+def test_the_hpa_goes_by_what_control_groups_allow():
+    trainer = Trainer(0.1, 0.4, service=begun(scaling_policy="hpa"))
+    trainer.burns, trainer.host = 0.1, {"cores": 2, "cpu_quota": 0.2}  # of each of two cores
+    assert trainer.run(60)[-1] == 5
+
+
 def test_the_hpa_does_not_see_a_consumer_that_waits_for_workers_that_wait():
     trainer = Trainer(0.1, 0.4, service=begun(scaling_policy="hpa"))
     trainer.burns = 0.1

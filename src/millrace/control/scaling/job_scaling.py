@@ -191,14 +191,18 @@ def _noise(readings: list[Reading]) -> float:
 
 
 def _used(tx: Transaction, sight: ScalingObservation) -> tuple[list[float], list[float]] | None:
-    """Shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
+    """Shares of the time since the mark in which workers computed, and of their cores, or of what they may use of these.
+
+    None: one of them has not said yet.
+    """
     busy, cpu = [], []
     for worker, (busy_s, cpu_s, at) in sight.used.items():
         seen = tx.observed.workers.get(worker)
         if seen is None or seen.report is None or seen.reported <= at:
             return None
         busy.append(_share(seen.report.busy_s - busy_s, seen.reported - at))
-        cpu.append(_share(seen.report.cpu_s - cpu_s, seen.reported - at))
+        allowed = min(1.0, seen.report.cpu_quota / seen.report.cores) if seen.report.cpu_quota else 1.0
+        cpu.append(_share(seen.report.cpu_s - cpu_s, (seen.reported - at) * allowed))
     return busy, cpu
 
 

@@ -28,6 +28,7 @@ class Trainer:
         idle: of the workers that came last, so many have not begun yet.
         lingers: heartbeats for which a worker that is to leave goes on with what it has begun.
         room: workers that the cluster can hold.
+        host: what workers report of their host.
     """
 
     burns = 1.0
@@ -42,6 +43,7 @@ class Trainer:
         self.ready: float | None = None
         self.idle, self.lingers = 0, 0
         self.beats, self.told = 0, dict[str, int]()
+        self.host: dict[str, Any] = {}
         self.pace = Pace()
         self.busy_s: dict[str, float] = defaultdict(float)
         self.client = f"{job}-reader"
@@ -97,7 +99,7 @@ class Trainer:
         for worker in there:
             self.busy_s[worker.id] += BEAT_S * busy if worker in at_work else 0.0
             busy_s = self.busy_s[worker.id]
-            self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s)
+            self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s, **self.host)
         arrived = self.pace.elements + round(self.ready or 0.0)
         report = msg.ConsumerReport(0, pace=self.pace, arrived=arrived, queue_elements=self.queue)
         self.service.say(inp.ConsumerSaid(self.client, report))
