@@ -1,0 +1,40 @@
+"""Small hosts get their share of a core, and what they have used is known when they are gone."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from benchmarks.small_hosts import ControlGroups1, ControlGroups2, Turns, fleet_of
+
+BUSY = [sys.executable, "-c", "while True: pass"]
+
+
+@pytest.fixture(params=[ControlGroups1, ControlGroups2, Turns])
+def fleet(request, tmp_path):
+    name = f"test-{time.time_ns()}"
+    try:
+        made = Turns(name, tmp_path) if request.param is Turns else request.param(name)
+    except OSError as error:
+        pytest.skip(f"this machine has no such control groups: {error}")
+    yield made
+    made.close()
+
+
+def test_a_busy_process_has_its_share_and_what_it_used_is_known_when_it_is_gone(fleet):
+    began = time.perf_counter()
+    with subprocess.Popen(BUSY) as process:
+        fleet.add("host", 0.1, process.pid)
+        while fleet.used_s() < 0.2:
+            pass
+        seconds = time.perf_counter() - began
+        process.kill()
+    fleet.remove("host")
+    assert seconds > 0.2 / 0.2, "it had more than twice its share"
+    assert fleet.used_s() >= 0.15
+
+
+def test_a_fleet_is_of_a_kind_that_there_is():
+    fleet = fleet_of(f"test-{time.time_ns()}")
+    assert fleet.used_s() == 0.0
+    fleet.close()

@@ -1,0 +1,20 @@
+"""What is made of the rates that policies reach."""
+
+import pytest
+from benchmarks.papers.live_scaling import aims, knee, table
+
+
+def test_the_knee_is_the_fewest_workers_that_are_nearly_as_good_as_the_best():
+    assert knee({1: 40.0, 2: 80.0, 3: 98.0, 4: 100.0, 5: 99.0}) == 3
+    assert knee({1: 100.0, 2: 99.0}) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "elements", "met"),
+    [(3, 98.0, [True, True]), (3, 90.0, [False, True]), (5, 98.0, [True, False]), (4, 95.0, [True, True])],
+)
+def test_an_aim_is_missed_by_too_slow_or_too_many(workers, elements, met):
+    ours = {"workers": workers, "elements": elements, "cores": 0.5, "settled_s": 12.0}
+    found = {"computes": {"knee": 3, "best": 100.0, "policies": {"millrace": ours}}}
+    assert [each["met"] for each in aims(found)] == met
+    assert table(found)[1] == ["computes", "3", "millrace", str(workers), f"{elements / 100:.2f}", "0.50", "12"]
