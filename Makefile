@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help map setup test nightly compiled lint unit integration demo resume chaos fuzz ray bench format constraints clean
+.PHONY: help map setup test nightly compiled lint unit integration demo resume chaos fuzz ray bench papers format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -70,6 +70,9 @@ bench: .venv/bench.stamp ## every benchmark beside the peers, an hour; figures g
 	@mkdir -p benchmarks/results
 	@for each in $(BENCHMARKS); do \
 	  $(BIN)/python -m benchmarks.$$each --json benchmarks/results/$$each.json || exit; done
+
+papers: .venv/bench.stamp ## every experiment of the papers, hours, and exit status 1 where an aim is missed; PAPERS='--within 2'
+	@$(BIN)/python -m benchmarks.papers $(PAPERS)
 
 format: .venv/dev.stamp ## formats the code and fixes what can be fixed
 	@$(BIN)/ruff format

@@ -1,0 +1,164 @@
+"""All experiments of the papers, one after the other, and which of their aims were met.
+
+    python -m benchmarks.papers [--only NAME ...] [--within MINUTES] [--folder FOLDER] [--cifar FOLDER] [--list]
+
+Each runs in a process of its own and writes its figures into a folder, where those that are on
+``docs/performance.md`` lie. The seconds that it took are added to them; ``--list`` shows these, and ``--within`` leaves
+out what took longer, or was not timed yet: ``--within 2`` is a size for each night. The exit status is 1 where an aim
+was missed or an experiment failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pkgutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import papers
+from benchmarks.targets import TARGETS
+
+RESULTS = Path(__file__).parents[1] / "results"
+NEED_CIFAR = {"chunk_accuracy": ("--cifar",), "deli": ("--cifar",), "batch_creation": ("--pictures",)}
+"""Experiments on the pictures of CIFAR-10, with the option that names their folder."""
+PARTS = frozenset({"__main__", "counting_store", "deli_rank", "far_source", "throttled", "where_training"})
+"""Modules that are commands because experiments run them."""
+WITHOUT = frozenset({"chunk_accuracy"})
+"""Of these, those that have nothing else to run on."""
+
+
+class Outcome(NamedTuple):
+    """Outcome of an experiment.
+
+    Attributes:
+        name: of its module.
+        seconds: that it took.
+        status: exit status.
+        missed: aims that it missed, in words.
+        aims: number of aims that it has.
+    """
+
+    name: str
+    seconds: float
+    status: int
+    missed: list[str]
+    aims: int
+
+    @property
+    def right(self) -> bool:
+        """Whether it ran and met all aims; one without aims has shown its figures."""
+        return not self.missed and self.status == 0
+
+
+def experiments() -> list[str]:
+    """Names of all modules here that answer a question on the command line."""
+    found = []
+    for module in pkgutil.iter_modules(papers.__path__):
+        text = (Path(papers.__path__[0]) / f"{module.name}.py").read_text()
+        if "\nif __name__ == " in text and module.name not in PARTS:
+            found.append(module.name)
+    return sorted(found)
+
+
+def judged(name: str, report: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Aims that an experiment's figures miss, in words, and how many aims there are.
+
+    Args:
+        name: of its module.
+        report: that it wrote.
+    """
+    missed = [str(each["aim"]) for each in report.get("aims") or () if not each["met"]]
+    count = len(report.get("aims") or ())
+    if count == 0 and "rounds" in report:  # those that the page judges
+        for target in TARGETS:
+            if target.benchmark == f"papers.{name}" and (value := target.value(report)) is not None:
+                count += 1
+                missed += [] if target.met(value) else [f"{target.question}: {value:.3g}"]
+    return missed, count
+
+
+def arguments_of(name: str, cifar: str) -> list[str] | None:
+    """Arguments of an experiment; None if it can't run without the pictures."""
+    if name in NEED_CIFAR and cifar:
+        return [*NEED_CIFAR[name], cifar]
+    return None if name in WITHOUT else []
+
+
+def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
+    """Run an experiment, note in its figures how long it took, and judge them."""
+    path = folder / f"{name}.json"
+    before = path.stat().st_mtime_ns if path.exists() else None
+    began = time.perf_counter()
+    command = [sys.executable, "-m", f"benchmarks.papers.{name}", *arguments, "--json", str(path)]
+    status = subprocess.run(command, check=False).returncode
+    seconds = time.perf_counter() - began
+    if not path.exists() or path.stat().st_mtime_ns == before:
+        return Outcome(name, seconds, status or 1, ["it wrote no figures"], 0)
+    report = json.loads(path.read_text())
+    report["took_s"] = round(seconds, 1)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    missed, aims = judged(name, report)
+    return Outcome(name, seconds, 0 if missed else status, missed, aims)
+
+
+def known_seconds(name: str, folder: Path) -> float | None:
+    """Seconds that an experiment took when it was run from here; None: it was not."""
+    path = folder / f"{name}.json"
+    seconds = json.loads(path.read_text()).get("took_s") if path.exists() else None
+    return None if seconds is None else float(seconds)
+
+
+def said(outcome: Outcome) -> str:
+    """A line about an experiment."""
+    if outcome.missed:
+        how = "MISSED " + "; ".join(outcome.missed)
+    elif outcome.status:
+        how = f"FAILED with exit status {outcome.status}"
+    else:
+        how = f"met {outcome.aims} aims" if outcome.aims else "has no aims"
+    return f"{outcome.name:20} {outcome.seconds:7.0f} s  {how}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    names = experiments()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="All experiments of the papers.")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--within", type=float, metavar="MINUTES", help="only those that took no longer when last run")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="for the figures (default: %(default)s)")
+    parser.add_argument(
+        "--cifar", default="", metavar="FOLDER", help="the pictures of CIFAR-10, a folder for each class"
+    )
+    parser.add_argument("--list", action="store_true", help="says what there is, and how long it took")
+    options = parser.parse_args(arguments)
+    took = {name: known_seconds(name, RESULTS) for name in options.only}
+    if options.within is not None:
+        took = {name: s for name, s in took.items() if s is not None and s <= 60 * options.within}
+    if options.list:
+        for name, seconds in took.items():
+            print(f"{name:20} {'not timed yet' if seconds is None else f'{seconds:7.0f} s'}")
+        print(f"{len(took)} experiments, {sum(filter(None, took.values())) / 60:.0f} minutes of those that were timed")
+        return 0
+    options.folder.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for name in took:
+        given = arguments_of(name, options.cifar)
+        if given is None:
+            print(f"{name} is left out: it needs --cifar", flush=True)
+            continue
+        print(f"== {name}", flush=True)
+        outcomes.append(run(name, given, options.folder))
+        print(said(outcomes[-1]), flush=True)
+    print("\n" + "\n".join(map(said, outcomes)))
+    minutes, wrong = sum(each.seconds for each in outcomes) / 60, sum(not each.right for each in outcomes)
+    print(f"{len(outcomes)} experiments in {minutes:.0f} minutes, {wrong} not as aimed at")
+    return 0 if all(each.right for each in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
