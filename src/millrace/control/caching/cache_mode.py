@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.caching import byte_quotas
-from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended, telling
+from millrace.control.caching.profiling import LOOK_ELEMENTS, look_of, measures, profile_of, tasks_ended, telling
 from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Transaction
@@ -225,7 +225,7 @@ def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
             if _since(sight, index, report) < LOOK_ELEMENTS:
                 return False
             moved[index] = (report.epoch, report.batches)
-    taken = look_at(tx.observed, job, sight.looks)
+    taken = look_of(tx.state, tx.observed, job, sight)
     if not moved or taken is None:
         return False
     sight.batches.update(moved)

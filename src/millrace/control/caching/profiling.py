@@ -11,7 +11,7 @@ from millrace.control.state.state import Job, State
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.caching.autocache import BatchTime
-from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, least_batch_s
 from millrace.protocol.messages import ConsumerReport
 from millrace.protocol.reports import NodeMeasure
 
@@ -58,7 +58,23 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
     """Profile of what was measured of a job since it began; None if not everything is there yet."""
     sums = summed(measures(observed, job.name), sight.before)
-    return profile_with(state, job, sums, look_at(observed, job, sight.looks), [point.node for point in job.points])
+    look = look_of(state, observed, job, sight)
+    return profile_with(state, job, sums, look, [point.node for point in job.points])
+
+
+def look_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> BatchTime | None:
+    """Batch time of :func:`look_at`, but of a group no shorter than what its workers take to make an output.
+
+    A member that has come late reads for a while what lies ready in the window, which says nothing of what follows.
+    """
+    look = look_at(observed, job, sight.looks)
+    if look is None or not job.spec.sharing:
+        return look
+    profile = profile_with(state, job, summed(measures(observed, job.name), sight.before), look, [])
+    least = 0.0 if profile is None else least_batch_s(profile)
+    if look.batch_s >= least:
+        return look
+    return BatchTime(least, look.wait_s + least - look.batch_s, look.noise)
 
 
 def profile_with(

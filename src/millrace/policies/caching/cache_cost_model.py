@@ -172,6 +172,11 @@ def time_without(profile: Profile, point: int) -> float:
     return profile.batch_s * (max(whole * (1 - waits), rest) / whole if whole else 1.0)
 
 
+def least_batch_s(profile: Profile) -> float:
+    """Compute the seconds of an element if workers are never idle: for long nobody reads faster than they make it."""
+    return _slowest(profile.stages, profile.cores) / profile.elements / profile.workers if profile.workers else 0.0
+
+
 def _without_waits(stage: Stage) -> Stage:
     return msgspec.structs.replace(stage, seconds=min(stage.seconds, stage.cpu_s))
 

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.caching.profiling import look_at, measures, profile_of, tasks_ended, telling
+from millrace.control.caching.profiling import look_at, look_of, measures, profile_of, tasks_ended, telling
 from millrace.control.state.observed import CacheObservation
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
@@ -160,3 +160,23 @@ def test_a_group_is_as_fast_as_its_fastest_member_and_has_its_workers_for_itself
     profile = profile_of(service.state, service.observed, job, CacheObservation())
     assert profile is not None
     assert profile.workers == 1
+
+
+def test_what_lies_ready_in_a_window_makes_a_group_no_faster_than_its_workers():
+    service = Service(FakePlan(8))
+    service.points = POINTS
+    service.add_worker("w0", host="here", cores=8)
+    service.join("c0", "job0", structure=STRUCTURE, sharing="window", visitation="at_most_once")
+    service.say(inp.ConsumerSaid("c0", msg.ConsumerReport(0, batches=500, batch_time_s=1e-6, wait_s=0.0)))
+    service.plan_tasks(service.workers["w0"])
+    (job,) = service.state.jobs.values()
+    worked(service, "w0", 400, job=job.name)
+    profile = profile_of(service.state, service.observed, job, CacheObservation())
+    assert profile is not None
+    assert profile.batch_s == pytest.approx(1.25 / 400)  # two operators, which one thread pulls
+    assert profile.wait_s == pytest.approx(profile.batch_s, rel=1e-2)
+    slow = msg.ConsumerReport(0, batches=1000, batch_time_s=9.0, wait_s=1.0)
+    service.say(inp.ConsumerSaid("c0", slow))
+    look = look_of(service.state, service.observed, job, CacheObservation())
+    assert look is not None
+    assert (look.batch_s, look.wait_s) == (9.0, 1.0)
