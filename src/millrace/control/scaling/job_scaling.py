@@ -191,7 +191,7 @@ def _noise(readings: list[Reading]) -> float:
 
 
 def _used(tx: Transaction, sight: ScalingObservation) -> tuple[list[float], list[float]] | None:
-    """Shares of the time since the mark in which workers computed, and of their cores, or of what they may use of these.
+    """Shares of the time since the mark in which workers computed, and of their cores, or of what these are bounded to.
 
     None: one of them has not said yet.
     """
