@@ -392,9 +392,14 @@ class Invariants:
 
     # -- the dispatcher's state ----------------------------------------------------------------------------------------
 
+    def _note_advance(self, events: Sequence[Event]) -> None:
+        if any(isinstance(event, TaskDone) for event in events):
+            self._cluster.advanced_at = self._cluster.network.now
+
     def decided(self, dispatcher: SimulatedDispatcher, item: inp.Input, events: Sequence[Event]) -> None:
         """Check a state that has just been brought up to date."""
         state = dispatcher.state
+        self._note_advance(events)
         self.caches.decided(dispatcher, events)
         self._cluster.sources.invariants.decided(dispatcher, events)
         self.pool.decided(dispatcher, events)

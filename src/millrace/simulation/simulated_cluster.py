@@ -59,8 +59,8 @@ DEADLY = 0.08
 LARGE = 0.1
 """Share of the jobs that have a task whose output is too large for some workers."""
 LIMIT_S = 400.0
-"""Seconds in which everybody must have got what is theirs: after the last fault, after anybody stood still, and after
-the last job was let in that had to wait until its tenant had fewer, as these follow one another."""
+"""Seconds in which something must get on: after the last fault, after anybody stood still, after a job was let in that
+had to wait until its tenant had fewer, and after a task was over, of which one worker may have many to do."""
 TRACE = 60
 """Happenings that a violation is reported with."""
 MODES: tuple[dict[str, Any], ...] = (
@@ -129,7 +129,7 @@ class SimulatedCluster:
         self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
         self._before: list[SimulatedPipeline] = []
-        self.stirred_at = self._slow_until = 0.0
+        self.stirred_at = self.advanced_at = self._slow_until = 0.0
         self._local = rng.random() < 0.3
         chance = random.Random(f"cluster {seed}")
         self.pool = SimulatedPool(self, chance) if chance.random() < SCALED else None
@@ -440,7 +440,7 @@ class SimulatedCluster:
         network = self.network
         while not self.over:
             network.step()
-            if network.now > max(self.stirred_at, self._slow_until) + LIMIT_S:
+            if network.now > max(self.stirred_at, self.advanced_at, self._slow_until) + LIMIT_S:
                 raise Violation(f"nothing gets on: {self._waiting()}")
         self.check_replay()
 
