@@ -330,7 +330,8 @@ class ServedPipeline(Readable):
 
     def made_of(self, behind: Callable[[Node], Node] = lambda node: node, shown: str = "") -> MadeOf:
         """See :class:`Readable`; ``behind`` puts operators behind the last node, and ``shown`` says which."""
-        return served_made_of(behind(self.pipeline.node), self._parameters, shown or self._expression, self._named)
+        found = served_made_of(behind(self.pipeline.node), self._parameters, shown or self._expression, self._named)
+        return found.judged(self._passes.why_unlike(self._fresh_state))
 
     def will_read(self, epochs: int) -> None:
         """Prepare nothing beyond so many epochs, if this is said before the first."""

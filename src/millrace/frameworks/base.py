@@ -64,7 +64,10 @@ class Readable(ABC):
 
     @abstractmethod
     def made_of(self) -> MadeOf:
-        """Identify what an epoch is made of: operators, functions and data. May list files."""
+        """Identify what the next epoch is made of: operators, functions and data. May list files.
+
+        Of one that goes on from a loaded state, or has other weights than the pipeline as written, nobody can tell.
+        """
 
     @abstractmethod
     def __str__(self) -> str:

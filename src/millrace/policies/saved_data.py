@@ -65,6 +65,10 @@ class MadeOf(msgspec.Struct, frozen=True):
     data_bytes: int = 0
     why: str = ""
 
+    def judged(self, why: str) -> MadeOf:
+        """Take back what was told, if there is a reason why nobody can tell."""
+        return msgspec.structs.replace(self, fingerprint="", why=why) if why else self
+
     def same(self, other: MadeOf) -> bool:
         """Whether both are known to make the same elements."""
         known = bool(self.fingerprint and self.data)

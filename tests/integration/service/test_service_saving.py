@@ -59,3 +59,18 @@ def test_a_save_whose_job_failed_is_gone_on_with_in_another_job(service, tmp_pat
     assert numbers(tmp_path / "saved") == list(range(2000))
     with pytest.raises(PipelineError, match="holds a saved dataset"):
         dataset.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_an_epoch_of_a_service_with_weights_that_were_set_is_another_one(service, tmp_path):
+    parts = [mr.Dataset.range(500).repeat(), mr.Dataset.range(1000, 1500).repeat()]
+    dataset = mr.Dataset.sample_from_datasets(parts, [0.9, 0.1], seed=3).take(3000)
+    with dataset.distribute(service.address) as there:
+        assert there.save(tmp_path / "saved", if_exists="refresh").made
+        assert not there.save(tmp_path / "saved", if_exists="refresh").made
+        epoch = iter(there)
+        next(epoch)
+        epoch.set_weights([0.1, 0.9])
+        epoch.close()
+        with pytest.raises(UnsureError, match="set_weights has set other weights"):
+            there.save(tmp_path / "saved", if_exists="refresh")

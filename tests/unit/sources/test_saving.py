@@ -176,6 +176,51 @@ def test_who_reads_goes_on_while_others_replace_what_is_read(path, monkeypatch):
         list(gone)
 
 
+def test_a_part_of_an_epoch_is_never_taken_for_the_whole(path):
+    def dataset() -> Dataset:
+        return range_of(100, Computed())
+
+    partly = dataset()
+    for _ in zip(range(60), partly, strict=False):
+        pass
+    rest = dataset()
+    rest.load_state_dict(partly.state_dict())
+    with pytest.raises(UnsureError, match="a state was loaded, so that the next epoch may be the rest of one"):
+        rest.save(path, if_exists="refresh")
+    assert rest.save(path).info.elements == 40
+    result = dataset().save(path, if_exists="refresh")
+    assert "nothing says by which pipeline" in result.reason
+    assert values(path) == list(range(100))
+    assert not rest.save(path, if_exists="refresh").made  # its next epoch is whole
+
+
+def test_a_state_that_was_loaded_is_kept_though_an_interrupted_save_could_be_gone_on_with(path):
+    with pytest.raises(ElementError):
+        range_of(100, Computed(fails_at=33)).save(path, file_bytes=10_000)
+    partly, rest = range_of(100, Computed()), range_of(100, Computed())
+    for _ in zip(range(60), partly, strict=False):
+        pass
+    rest.load_state_dict(partly.state_dict())
+    assert rest.save(path, file_bytes=10_000).reason == "nothing was there"
+    assert values(path) == list(range(60, 100))
+
+
+def test_an_epoch_with_weights_that_were_set_is_another_one(path):
+    def dataset() -> Dataset:
+        parts = [Dataset.range(500).repeat(), Dataset.range(1000, 1500).repeat()]
+        return Dataset.sample_from_datasets(parts, [0.9, 0.1], seed=3).take(300)
+
+    other = dataset()
+    with other.__pipeline__().read_epoch() as epoch:
+        next(epoch)
+        epoch.set_weights([0.1, 0.9])
+    with pytest.raises(UnsureError, match="set_weights has set other weights than those in the pipeline"):
+        other.save(path, if_exists="refresh")
+    other.save(path)
+    assert dataset().save(path, if_exists="refresh").made
+    assert list(Dataset.load(path)) == list(dataset())
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
