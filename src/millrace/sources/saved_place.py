@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, NamedTuple
 
@@ -47,11 +47,11 @@ class Version(NamedTuple):
 
     Attributes:
         raw: its bytes; None: there is none.
-        etag: by which the store knows it; empty in a folder, or where there is none.
+        known_as: by what the store knows it, an etag or a version or both; empty in a folder, or where there is none.
     """
 
     raw: bytes | None = None
-    etag: str = ""
+    known_as: Mapping[str, str] = {}
 
 
 class SavedPlace:
@@ -242,7 +242,9 @@ class SavedPlace:
 
             with storage.remote(location) as (store, key):
                 answer = obstore.get(store, key)
-                return Version(bytes(answer.bytes()), answer.meta["e_tag"] or "")
+                meta = answer.meta
+                told = {"e_tag": meta["e_tag"], "version": meta["version"]}  # stores compare the one or the other
+                return Version(bytes(answer.bytes()), {name: value for name, value in told.items() if value})
         except SourceNotFoundError:
             return Version()
 
@@ -291,14 +293,14 @@ class SavedPlace:
         from obstore import exceptions
 
         location = self.location(MANIFEST)
-        if seen.raw is not None and not seen.etag:  # a store that cannot compare
+        if seen.raw is not None and not seen.known_as:  # a store that cannot compare
             if self.published().raw != seen.raw:
                 raise ConflictError
             storage.write(location, data)
             return
         with storage.remote(location) as (store, key):
             try:
-                obstore.put(store, key, data, mode="create" if seen.raw is None else {"e_tag": seen.etag})
+                obstore.put(store, key, data, mode="create" if seen.raw is None else {**seen.known_as})
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 raise ConflictError from None
 
