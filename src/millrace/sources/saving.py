@@ -358,7 +358,8 @@ class _Save:
                 self._files.append(complete)
                 if more and self._of.fingerprint:
                     self._check_mine()
-                    self._note(self._source.state_dict())
+                    with contextlib.suppress(StateError):  # operators hold elements back: nobody could go on from here
+                        self._note(self._source.state_dict())
 
     def _note(self, state: dict[str, Any]) -> None:
         """Write the progress file: the files so far are complete."""

@@ -74,3 +74,15 @@ def test_an_epoch_of_a_service_with_weights_that_were_set_is_another_one(service
         epoch.close()
         with pytest.raises(UnsureError, match="set_weights has set other weights"):
             there.save(tmp_path / "saved", if_exists="refresh")
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_what_operators_behind_distribute_hold_back_is_saved_though_it_has_no_states(service, tmp_path):
+    with (
+        mr.Dataset.range(300)
+        .map(lambda number: number.to_bytes(2, "little") * 500)
+        .distribute(service.address) as there
+    ):
+        result = there.shuffle(50).save(tmp_path / "saved", file_bytes=20_000)
+    assert result.info.files > 5
+    assert numbers(tmp_path / "saved") == list(range(300))
