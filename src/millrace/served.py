@@ -284,9 +284,8 @@ class ServedPipeline(Readable):
             self._parameters["seed"] = seed
 
     def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
-        graph = graph_digest(serialize.unpack(self._structure))
-        following = self._passes.following if epoch is None else epoch
-        return Checkpoint(seed=self._parameters["seed"], epoch=following, graph=graph)
+        graph, seed = graph_digest(serialize.unpack(self._structure)), self._parameters["seed"]
+        return Checkpoint(seed=seed, epoch=self._passes.following if epoch is None else epoch, graph=graph)
 
     def peek(self, count: int) -> list[Any]:
         """See :class:`Readable`."""

@@ -86,3 +86,18 @@ def test_what_operators_behind_distribute_hold_back_is_saved_though_it_has_no_st
         result = there.shuffle(50).save(tmp_path / "saved", file_bytes=20_000)
     assert result.info.files > 5
     assert numbers(tmp_path / "saved") == list(range(300))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_a_save_with_other_tasks_begins_anew_where_an_interrupted_one_cannot_be_gone_on_with(service, tmp_path):
+    function = Breaks(str(tmp_path / "mended"), 1900)
+    dataset = mr.Dataset.range(2000).map(function, key="v1").with_options(buffer_bytes=1 << 20, seed=1)
+    with pytest.raises((ElementError, mr.MillraceError)), dataset.distribute(service.address, tasks=8) as there:
+        there.save(tmp_path / "saved", file_bytes=50_000)
+    assert list((tmp_path / "saved").glob("saving-*.json"))
+    (tmp_path / "mended").write_text("")
+    with dataset.distribute(service.address, tasks=16) as there:
+        result = there.save(tmp_path / "saved", file_bytes=50_000)
+    assert "an interrupted save could not be gone on with: the state is of an epoch of 8 tasks" in result.reason
+    assert numbers(tmp_path / "saved") == list(range(2000))
+    assert len(list((tmp_path / "saved").iterdir())) == result.info.files + 1
