@@ -17,7 +17,14 @@ from typing import Any, Literal, Protocol, get_args
 from millrace.errors import MillraceError, PipelineError, SourceError, StateError, UnsureError
 from millrace.policies.decision import Decision
 from millrace.policies.figures import counted, data_size, duration
-from millrace.policies.saved_data import LEAST_FILE_BYTES, MOST_FILE_BYTES, MadeOf, choose_file_bytes, choose_refresh
+from millrace.policies.saved_data import (
+    LEAST_FILE_BYTES,
+    MOST_FILE_BYTES,
+    MadeOf,
+    choose_file_bytes,
+    choose_refresh,
+    is_progress_due,
+)
 from millrace.sources import storage
 from millrace.sources.saved_blocks import write_file
 from millrace.sources.saved_manifest import (
@@ -229,6 +236,9 @@ class _Save:
         self._files: list[SavedFile] = []
         self._noted: set[str] = set()
         """Files that the progress file lists."""
+        self._behind: tuple[dict[str, Any], int] | None = None
+        """State behind so many files, as long as the progress file lacks it."""
+        self._progress_bytes = self._unnoted_bytes = 0
         self._own: list[str] = []
         self._inherited: Unfinished | None = None
         """What it goes on with."""
@@ -259,6 +269,9 @@ class _Save:
             assert there is not None
             return SaveResult(False, "another process has saved the same meanwhile", info(place.path, there))
         except BaseException:
+            with contextlib.suppress(SourceError, ConflictError):  # else it is gone on with from an earlier file
+                self._check_mine()
+                self._note()
             unfinished = bool(self._noted)
             if self._inherited is not None and not self._own:
                 self._source.forget_state()
@@ -351,12 +364,10 @@ class _Save:
         """
         self._check_mine()
         taken, self._former = self._former, {}
-        if not taken:
-            return
         self._place.remove(progress_of(token) for token in taken)
-        if self._inherited is not None and not self._are_there(self._inherited):
+        if taken and self._inherited is not None and not self._are_there(self._inherited):
             raise ConflictError
-        if self._place.remote:  # they may have written more, until they notice
+        if taken and self._place.remote:  # they may have written more, until they notice
             with self._place.alone(_published_names(self._found)) as others:
                 written = {**others.left, **others.unsure}
                 self._remains.update(name for token in taken for name in written.get(token, []))
@@ -382,23 +393,33 @@ class _Save:
                 with self._place.draft(name) as file:
                     complete, more = write_file(file, name, itertools.chain([first], elements), self._sizes)
                 self._files.append(complete)
+                self._unnoted_bytes += complete.size
                 if more and self._of.fingerprint:
                     self._check_mine()
                     with contextlib.suppress(StateError):  # operators hold elements back: nobody could go on from here
-                        self._note(self._source.state_dict())
-                        self._take_over()
+                        self._progress(self._source.state_dict())
 
     def _read(self, reading: contextlib.ExitStack) -> Iterator[Any]:
         """Elements from where the epoch is begun or gone on with; the first one is there."""
         elements = iter(reading.enter_context(self._source.read_epoch()))
         return itertools.chain(list(itertools.islice(elements, 1)), elements)
 
-    def _note(self, state: dict[str, Any]) -> None:
-        """Write the progress file: the files so far are complete."""
-        sizes = self._sizes
-        unfinished = Unfinished(self._of, state, self._files, self._since, sizes.chosen, sizes.why)
-        self._place.put(self._place.progress, encode(unfinished))
-        self._noted = names_of(self._files)
+    def _progress(self, state: dict[str, Any]) -> None:
+        """Note the state behind the files so far, in the progress file if it is due."""
+        self._behind = state, len(self._files)
+        if is_progress_due(self._progress_bytes, self._unnoted_bytes):
+            self._note()
+
+    def _note(self) -> None:
+        """Write the progress file: the files up to the last state are complete."""
+        if self._behind is None:
+            return
+        (state, count), self._behind, self._unnoted_bytes = self._behind, None, 0
+        sizes, files = self._sizes, self._files[:count]
+        data = encode(Unfinished(self._of, state, files, self._since, sizes.chosen, sizes.why))
+        self._place.put(self._place.progress, data)
+        self._noted, self._progress_bytes = names_of(files), len(data)
+        self._take_over()
 
     @property
     def _since(self) -> float:

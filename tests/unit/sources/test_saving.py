@@ -325,6 +325,29 @@ def test_what_is_gone_on_with_is_not_computed_again(path):
     assert values(path) == list(range(40))
 
 
+def test_what_is_written_of_progress_grows_with_the_data_and_a_failure_loses_nothing(path, monkeypatch):
+    monkeypatch.setattr(saved_data, "SMALL_PROGRESS_BYTES", 2000)
+    monkeypatch.setattr(saved_data, "PROGRESS_SHARE", 0.1)
+    noted = list[int]()
+    inner = saved_place.SavedPlace.put
+
+    def put(place: saved_place.SavedPlace, name: str, data: bytes) -> None:
+        if name == place.progress:
+            noted.append(len(data))
+        inner(place, name, data)
+
+    monkeypatch.setattr(saved_place.SavedPlace, "put", put)
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Numbers(200, interrupt_at(198)), file_bytes=2000)
+    assert 3 < len(noted) < 60
+    assert sum(noted) < 2000 * 20 + 0.2 * 198 * 1100  # of 198 elements, two in a file
+    last = Numbers(200)
+    saving.save(path, last, file_bytes=2000)
+    assert last.begun >= 196
+    assert values(path) == [number % 251 for number in range(200)]
+    assert len(names(path)) == Dataset.saved_info(path).files + 1
+
+
 def test_what_another_pipeline_left_is_removed(path):
     with pytest.raises(ElementError):
         range_of(40, Computed(fails_at=33)).save(path, file_bytes=10_000)
