@@ -83,9 +83,11 @@ class EpochCursor:
         """
         if self.loaded:
             return "a state was loaded, so that the next epoch may be the rest of one"
-        if self.reweighted or "reweighted" in self.state(fresh):  # a service knows weights, and tells its readers
-            return "set_weights has set other weights than those in the pipeline"
-        return ""
+        try:
+            reweighted = self.reweighted or self.state(fresh).get("reweighted")  # a service tells its readers
+        except StateError as error:
+            return f"whether set_weights has set other weights is not known here: {error}"
+        return "set_weights has set other weights than those in the pipeline" if reweighted else ""
 
     def state(self, fresh: Callable[[], Checkpoint]) -> dict[str, Any]:
         """State of the last pass; ``fresh`` gives the state before the first."""

@@ -82,7 +82,7 @@ class MadeOf(msgspec.Struct, frozen=True):
 
     def judged(self, why: str) -> MadeOf:
         """Take back what was told, if there is a reason why nobody can tell."""
-        return msgspec.structs.replace(self, fingerprint="", why=why) if why else self
+        return msgspec.structs.replace(self, fingerprint="", why=self.why or why) if why else self
 
     def same(self, other: MadeOf) -> bool:
         """Whether both are known to make the same elements."""

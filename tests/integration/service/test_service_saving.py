@@ -101,3 +101,13 @@ def test_a_save_with_other_tasks_begins_anew_where_an_interrupted_one_cannot_be_
     assert "an interrupted save could not be gone on with: the state is of an epoch of 8 tasks" in result.reason
     assert numbers(tmp_path / "saved") == list(range(2000))
     assert len(list((tmp_path / "saved").iterdir())) == result.info.files + 1
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_a_job_without_states_can_be_saved_after_an_epoch(service, tmp_path):
+    off, often = mr.ShardingPolicy.OFF, mr.Visitation.ZERO_ONCE_OR_MORE
+    with mr.Dataset.range(100).distribute(service.address, sharding=off, visitation=often) as there:
+        assert len(list(there)) >= 100
+        assert there.save(tmp_path / "saved").info.elements >= 100
+        with pytest.raises(UnsureError, match="an epoch may lack elements, or have some of them twice"):
+            there.save(tmp_path / "saved", if_exists="refresh")
