@@ -131,6 +131,10 @@ class ContinuedPipeline(Readable):
         self.served.load_state_dict([pack(each) for each in self._fit(state)])
         self._now = None
 
+    def forget_state(self) -> None:
+        """See :class:`Readable`."""
+        self.served.forget_state()
+
     def _fit(self, state: Any) -> tuple[Checkpoint, ...]:
         """Make states what the served pipeline loads.
 

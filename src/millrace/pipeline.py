@@ -64,7 +64,7 @@ class Pipeline(Readable):
         """See :class:`Readable`; a seed that nobody chose doesn't count."""
         from millrace.sources.provenance import made_of
 
-        return made_of(self.graph, self.tables(), str(self))
+        return made_of(self.graph, self.tables(), str(self)).judged(self._passes.why_unlike(self._fresh_state))
 
     def prepare_to_fork(self) -> None:
         """Draw the seed, rather than each process its own."""

@@ -284,9 +284,8 @@ class ServedPipeline(Readable):
             self._parameters["seed"] = seed
 
     def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
-        graph = graph_digest(serialize.unpack(self._structure))
-        following = self._passes.following if epoch is None else epoch
-        return Checkpoint(seed=self._parameters["seed"], epoch=following, graph=graph)
+        graph, seed = graph_digest(serialize.unpack(self._structure)), self._parameters["seed"]
+        return Checkpoint(seed=seed, epoch=self._passes.following if epoch is None else epoch, graph=graph)
 
     def peek(self, count: int) -> list[Any]:
         """See :class:`Readable`."""
@@ -330,7 +329,8 @@ class ServedPipeline(Readable):
 
     def made_of(self, behind: Callable[[Node], Node] = lambda node: node, shown: str = "") -> MadeOf:
         """See :class:`Readable`; ``behind`` puts operators behind the last node, and ``shown`` says which."""
-        return served_made_of(behind(self.pipeline.node), self._parameters, shown or self._expression, self._named)
+        found = served_made_of(behind(self.pipeline.node), self._parameters, shown or self._expression, self._named)
+        return found.judged(self._passes.why_unlike(self._fresh_state))
 
     def will_read(self, epochs: int) -> None:
         """Prepare nothing beyond so many epochs, if this is said before the first."""

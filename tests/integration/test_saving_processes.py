@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO
 
 import pytest
@@ -172,3 +175,59 @@ def test_a_store_publishes_what_its_writer_has_seen_and_nothing_else(bucket):
     with pytest.raises(ConflictError):
         place.publish(b"4", first)
     assert place.published().raw == b"3"
+
+
+class _CloudStorage(BaseHTTPRequestHandler):
+    """Objects as Google Cloud Storage has them: a write is compared by the number of the object's generation."""
+
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, tuple[int, bytes]]
+
+    def do_GET(self) -> None:
+        generation, data = self.objects.get(self.path, (0, b""))
+        self._answer(200 if generation else 404, generation, data)
+
+    def do_PUT(self) -> None:
+        generation, _ = self.objects.get(self.path, (0, b""))
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        wanted = self.headers.get("x-goog-if-generation-match")
+        if wanted is not None and int(wanted) != generation:
+            self._answer(412, generation, b"")
+            return
+        self.objects[self.path] = generation + 1, data
+        self._answer(200, generation + 1, b"")
+
+    def _answer(self, status: int, generation: int, data: bytes) -> None:
+        self.send_response(status)
+        told = {"ETag": f'"{generation}"', "x-goog-generation": str(generation), "Content-Length": str(len(data))}
+        for name, value in {**told, "Last-Modified": self.date_time_string()}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_store_that_compares_generations_publishes_what_its_writer_has_seen(monkeypatch):
+    _CloudStorage.objects = {}
+    with ThreadingHTTPServer(("127.0.0.1", 0), _CloudStorage) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            own = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
+            key = {**own, "client_email": "", "private_key": "", "private_key_id": ""}
+            monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+            place = SavedPlace("gs://generations/saved")
+            assert place.published() == Version()
+            place.publish(b"1", Version())
+            first = place.published()
+            with pytest.raises(ConflictError):
+                place.publish(b"2", Version())
+            place.publish(b"3", first)
+            with pytest.raises(ConflictError):
+                place.publish(b"4", first)
+            assert place.published().raw == b"3"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -39,6 +39,10 @@ class Readable(ABC):
         """See :meth:`Stateful.load_state_dict`."""
         self._passes.load(state, self._fresh_state().identity)
 
+    def forget_state(self) -> None:
+        """Forget loaded states that the next epoch was to begin with: it is a whole one."""
+        self._passes.started()
+
     def adopt_seed(self, seed: int | None) -> None:
         """Take over the seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""
         if seed is not None:
@@ -64,7 +68,10 @@ class Readable(ABC):
 
     @abstractmethod
     def made_of(self) -> MadeOf:
-        """Identify what an epoch is made of: operators, functions and data. May list files."""
+        """Identify what the next epoch is made of: operators, functions and data. May list files.
+
+        Of one that goes on from a loaded state, or has other weights than the pipeline as written, nobody can tell.
+        """
 
     @abstractmethod
     def __str__(self) -> str:
@@ -201,12 +208,13 @@ class Viewable(Stateful):
             if_exists: where a saved dataset is: refuse ("error"); leave it as it is, if the same pipeline made it from
                 the same data, else make it again ("refresh"); make it again in any case ("replace").
             max_age: of "refresh": what is older, a timedelta or seconds, is made again; None: age doesn't matter.
-            keep_replaced: how long the files stay that were replaced, for those who are reading them; a later save
+            keep_replaced: how long the files stay that this save replaces, for those who are reading them; a later save
                 removes them.
 
         Raises:
             PipelineError: there is a saved dataset, or another process saves there at the same time.
-            UnsureError: of "refresh": nobody can tell what a function computes.
+            UnsureError: of "refresh": nobody can tell what a function computes, or a state was loaded or weights set,
+                so that the next epoch is another one.
             CodecError: an element has no form as bytes.
             SourceError: it cannot be written.
         """

@@ -75,6 +75,20 @@ class EpochCursor:
         """Forget the loaded states: somebody asks the pass for elements."""
         self.loaded = ()
 
+    def why_unlike(self, fresh: Callable[[], Checkpoint]) -> str:
+        """Say why the next epoch may not be what the pipeline gives as it is written, from its beginning; empty: it is.
+
+        Args:
+            fresh: gives the state before the first epoch.
+        """
+        if self.loaded:
+            return "a state was loaded, so that the next epoch may be the rest of one"
+        try:
+            reweighted = self.reweighted or self.state(fresh).get("reweighted")  # a service tells its readers
+        except StateError as error:
+            return f"whether set_weights has set other weights is not known here: {error}"
+        return "set_weights has set other weights than those in the pipeline" if reweighted else ""
+
     def state(self, fresh: Callable[[], Checkpoint]) -> dict[str, Any]:
         """State of the last pass; ``fresh`` gives the state before the first."""
         if self._now is not None:

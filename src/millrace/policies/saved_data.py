@@ -18,6 +18,21 @@ LEAST_FILE_BYTES = 64 << 20
 OPENING_SHARE = 0.01
 """Share of the time to read a file that opening it may take."""
 
+SMALL_PROGRESS_BYTES = 64 << 10
+"""Size in bytes of progress files up to which one is written after each complete file."""
+PROGRESS_SHARE = 0.01
+"""Share of what is written that larger progress files may be, each of which lists all files so far."""
+
+
+def is_progress_due(progress_bytes: int, written_bytes: int) -> bool:
+    """Decide whether a progress file is written again behind a complete file.
+
+    Args:
+        progress_bytes: size of the last one.
+        written_bytes: of the files that have become complete since it was written.
+    """
+    return progress_bytes <= max(SMALL_PROGRESS_BYTES, PROGRESS_SHARE * written_bytes)
+
 
 def choose_file_bytes(open_s: float, bytes_per_s: float) -> Decision[int]:
     """Choose the size in bytes of sequential files: the smallest of which opening costs next to nothing.
@@ -64,6 +79,10 @@ class MadeOf(msgspec.Struct, frozen=True):
     files: int = 0
     data_bytes: int = 0
     why: str = ""
+
+    def judged(self, why: str) -> MadeOf:
+        """Take back what was told, if there is a reason why nobody can tell."""
+        return msgspec.structs.replace(self, fingerprint="", why=self.why or why) if why else self
 
     def same(self, other: MadeOf) -> bool:
         """Whether both are known to make the same elements."""

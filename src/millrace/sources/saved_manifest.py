@@ -60,10 +60,17 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """Files that a later save has replaced, which stay for those who read them."""
+    """Files that a later save has replaced, which stay for those who read them.
+
+    Attributes:
+        files: their names.
+        at: seconds since 1970 at which they were replaced.
+        until: until which they stay; None: nobody noted it, and whoever saves later decides.
+    """
 
     files: list[str]
     at: float
+    until: float | None = None
 
 
 class Contents(msgspec.Struct, frozen=True):

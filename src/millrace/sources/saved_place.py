@@ -1,9 +1,10 @@
 """Place of a saved dataset, a folder or a prefix of a bucket: who is saving there, and what is published or removed.
 
 In a folder a saver holds a lock on a file of its own as long as it lives, so that others can tell what a process left
-that died. A bucket has no locks. There a saver's progress file says that it is at work; whoever comes takes the work
-over by removing that file, which the other one notices at its next complete file. Of two that publish, the second is
-refused in either: by the file system's lock on the folder, or by the store's conditional write.
+that died; it enters, and looks who else is there, under the lock on the folder. A bucket has no locks. There a saver's
+progress file says that it is at work; whoever comes later takes the work over, once it has written something, by
+removing that file, which the other one notices at its next complete file. Of two that publish, the second is refused in
+either: by the file system's lock on the folder, or by the store's conditional write.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ import secrets
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from millrace.elements.encode_columns import Piece
 from millrace.errors import MillraceError, SourceError, SourceNotFoundError
 from millrace.sources import storage
 from millrace.sources.saved_manifest import MANIFEST, at
 
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+
 ABANDONED_S = 86_400.0
 """Seconds after which files go whose saver cannot be asked whether it lives: it would have written others."""
-_OF_SAVERS = re.compile(r"(?:\d{6,}-|saving-|measuring-)([0-9a-f]{16})(?:[./].*)?")
+_OF_SAVERS = re.compile(r"(?:\d{6,}-|saving-|measuring-|saved\.json\.)([0-9a-f]{16})(?:[./].*)?")
 """Names of what savers write, with the token of the saver."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of file systems without hard links."""
 _NO_ROOM = {
     errno.ENOSPC: "; free some room there, and save again",
     errno.EDQUOT: "; the quota is used up: raise it, and save again",
@@ -47,11 +52,27 @@ class Version(NamedTuple):
 
     Attributes:
         raw: its bytes; None: there is none.
-        etag: by which the store knows it; empty in a folder, or where there is none.
+        known_as: by what the store knows it, an etag or a version or both; None in a folder, or where there is none.
     """
 
     raw: bytes | None = None
-    etag: str = ""
+    known_as: UpdateVersion | None = None
+
+
+class Others(NamedTuple):
+    """Other savers of a folder or prefix, by their tokens.
+
+    Attributes:
+        living: those that are at work.
+        left: names of what others left behind that are gone, or whose work can be taken over.
+        unsure: names of what others wrote within a day, of whom nobody can tell whether they live.
+        old: of all these, those that wrote nothing within a day.
+    """
+
+    living: list[str]
+    left: dict[str, list[str]]
+    unsure: dict[str, list[str]]
+    old: set[str]
 
 
 class SavedPlace:
@@ -79,19 +100,49 @@ class SavedPlace:
     @property
     def progress(self) -> str:
         """Name of this saver's progress file."""
-        return _progress(self.token)
+        return progress_of(self.token)
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """Announce this saver."""
+    def enter(self, published: Collection[str]) -> Others:
+        """Announce this saver, unless another one lives; look who else is or was here, with nobody coming between.
+
+        Args:
+            published: names of files that a manifest lists.
+        """
         if self.remote:
-            return
+            return self._others(published)
         with _errors(self._local("")):
             os.makedirs(storage.local_path(self.path), exist_ok=True)
-            self._lock = os.open(self._local(_lock(self.token)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with contextlib.suppress(OSError):  # a file system without locks, where age decides
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with self.alone(published) as others:
+            if not others.living:
+                with _errors(self._local("")):
+                    self._lock = os.open(self._local(_lock(self.token)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                with contextlib.suppress(OSError):  # a file system without locks, where age decides
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return others
+
+    @contextlib.contextmanager
+    def alone(self, published: Collection[str]) -> Iterator[Others]:
+        """Look who else is or was here; in a folder nobody enters meanwhile. ``published`` is that of :meth:`enter`."""
+        if self.remote:
+            yield self._others(published)
+            return
+        with self._folder_lock():
+            yield self._others(published)
+
+    @contextlib.contextmanager
+    def _folder_lock(self) -> Iterator[None]:
+        """Hold the lock on the folder; where there are none, two at the same moment are not told apart."""
+        folder = storage.local_path(self.path)
+        with _errors(folder):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def leave(self, *, unfinished: bool = False) -> None:
         """Take the announcement back. Idempotent.
@@ -106,26 +157,24 @@ class SavedPlace:
                     os.unlink(self._local(_lock(self.token)))
             os.close(handle)
 
-    def savers(self, published: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
-        """Look who else is saving here: the tokens of those that live, and by token what others left behind.
-
-        Of those who cannot be asked whether they live nobody is told of, and what they wrote within a day is not
-        either.
-
-        Args:
-            published: names of files that a manifest lists.
-        """
+    def _others(self, published: Collection[str]) -> Others:
         now, left, newest = time.time(), dict[str, list[str]](), dict[str, float]()
         for name, written in self._names():
             found = _OF_SAVERS.fullmatch(name)
             if found is not None and found[1] != self.token and name not in published:
                 left.setdefault(found[1], []).append(name)
                 newest[found[1]] = max(newest.get(found[1], 0.0), written)
-        lives = {token: self._lives(token, names) for token, names in left.items()}
-        for token, living in lives.items():
-            if living or (living is None and now - newest[token] < ABANDONED_S):
+        living, unsure, old = list[str](), dict[str, list[str]](), set[str]()
+        for token, names in [*left.items()]:
+            lives, is_old = self._lives(token, names), now - newest[token] >= ABANDONED_S
+            if is_old:
+                old.add(token)
+            if lives:
+                living.append(token)
                 del left[token]
-        return sorted(token for token, living in lives.items() if living), left
+            elif lives is None and not is_old:
+                unsure[token] = left.pop(token)
+        return Others(sorted(living), left, unsure, old)
 
     def _lives(self, token: str, names: Collection[str]) -> bool | None:
         """Whether a saver lives that has written these files; None: nobody can tell.
@@ -133,13 +182,13 @@ class SavedPlace:
         One that has written a progress file to a bucket is taken not to, as it notices when its work is taken over.
         """
         if self.remote:
-            return False if _progress(token) in names else None
+            return False if progress_of(token) in names else None
         try:
             handle = os.open(self._local(_lock(token)), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:  # a file system without locks
@@ -189,7 +238,7 @@ class SavedPlace:
                 storage.write(location, spool)
             return
         path = self._local(name)
-        partial = f"{path}.{uuid.uuid4().hex}.draft"
+        partial = f"{path}.{self.token}.draft"
         try:
             with _errors(path):
                 file = open(partial, "wb")  # noqa: SIM115  # as above
@@ -242,7 +291,13 @@ class SavedPlace:
 
             with storage.remote(location) as (store, key):
                 answer = obstore.get(store, key)
-                return Version(bytes(answer.bytes()), answer.meta["e_tag"] or "")
+                meta = answer.meta
+                known: UpdateVersion = {}  # stores compare the one or the other
+                if meta["e_tag"]:
+                    known["e_tag"] = meta["e_tag"]
+                if meta["version"]:
+                    known["version"] = meta["version"]
+                return Version(bytes(answer.bytes()), known or None)
         except SourceNotFoundError:
             return Version()
 
@@ -256,20 +311,13 @@ class SavedPlace:
         if self.remote:
             self._publish_remotely(data, seen)
             return
-        folder = storage.local_path(self.path)
-        with _errors(folder):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):  # without locks two that replace at the same moment are not told apart
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with self._folder_lock():
             if self.published().raw != seen.raw:
                 raise ConflictError
             if seen.raw is None:
                 self._link(data)
             else:
                 self.put(MANIFEST, data)
-        finally:
-            os.close(handle)
 
     def _link(self, data: bytes) -> None:
         """Publish the first manifest, also where the file system has no locks."""
@@ -280,9 +328,13 @@ class SavedPlace:
             with _errors(path):
                 os.link(self._local(name), path)
         except SourceError as error:
-            if isinstance(error.__cause__, FileExistsError):
+            cause = error.__cause__
+            if isinstance(cause, FileExistsError):
                 raise ConflictError from None
-            raise
+            if not isinstance(cause, OSError) or cause.errno not in _NO_LINKS:
+                raise
+            with _errors(path):  # the lock on the folder is all that holds others off here
+                os.replace(self._local(name), path)
         finally:
             self.remove([name])
 
@@ -291,14 +343,14 @@ class SavedPlace:
         from obstore import exceptions
 
         location = self.location(MANIFEST)
-        if seen.raw is not None and not seen.etag:  # a store that cannot compare
+        if seen.raw is not None and not seen.known_as:  # a store that cannot compare
             if self.published().raw != seen.raw:
                 raise ConflictError
             storage.write(location, data)
             return
         with storage.remote(location) as (store, key):
             try:
-                obstore.put(store, key, data, mode="create" if seen.raw is None else {"e_tag": seen.etag})
+                obstore.put(store, key, data, mode="create" if seen.raw is None else seen.known_as)
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 raise ConflictError from None
 
@@ -315,7 +367,8 @@ class DraftFile:
             self._file.write(data)
 
 
-def _progress(token: str) -> str:
+def progress_of(token: str) -> str:
+    """Name of a saver's progress file."""
     return f"saving-{token}.json"
 
 

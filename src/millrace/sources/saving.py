@@ -11,19 +11,24 @@ import datetime as dt
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, Protocol, get_args
 
-from millrace.errors import MillraceError, PipelineError, SourceError, SourceNotFoundError, StateError, UnsureError
+from millrace.errors import MillraceError, PipelineError, SourceError, StateError, UnsureError
 from millrace.policies.decision import Decision
 from millrace.policies.figures import counted, data_size, duration
-from millrace.policies.saved_data import LEAST_FILE_BYTES, MOST_FILE_BYTES, MadeOf, choose_file_bytes, choose_refresh
+from millrace.policies.saved_data import (
+    LEAST_FILE_BYTES,
+    MOST_FILE_BYTES,
+    MadeOf,
+    choose_file_bytes,
+    choose_refresh,
+    is_progress_due,
+)
 from millrace.sources import storage
 from millrace.sources.saved_blocks import write_file
 from millrace.sources.saved_manifest import (
-    FILE_NAME,
     FORMAT,
-    MANIFEST,
     Contents,
     Made,
     Replaced,
@@ -31,13 +36,20 @@ from millrace.sources.saved_manifest import (
     SavedInfo,
     SaveResult,
     Unfinished,
-    decode,
-    decode_contents,
     encode,
     info,
     read_contents,
 )
-from millrace.sources.saved_place import ConflictError, SavedPlace, Version
+from millrace.sources.saved_place import ConflictError, SavedPlace, Version, progress_of
+from millrace.sources.saved_remains import (
+    decode_published,
+    find_contents,
+    find_unfinished,
+    listed_files,
+    names_of,
+    split_replaced,
+    tidy,
+)
 from millrace.version import __version__
 from millrace.whole_numbers import whole
 
@@ -61,6 +73,9 @@ class Saved(Protocol):
 
     def load_state_dict(self, state: Any) -> None:
         """Have the next epoch go on from a state."""
+
+    def forget_state(self) -> None:
+        """Have the next epoch be a whole one again, in the place of a loaded state that it could not go on from."""
 
     def made_of(self) -> MadeOf:
         """Identify what would be saved."""
@@ -88,7 +103,7 @@ def save(
     seen = place.published()
     if seen.raw is not None and if_exists == "error":
         raise _taken(path)
-    found, damage = _found(place, seen)
+    found, damage = find_contents(place, seen)
     of = source.made_of()
     reason = "nothing was there"
     if if_exists == "refresh" and of.why:
@@ -103,7 +118,7 @@ def save(
         reason = decision.reason
         if not decision.value:
             assert found is not None
-            _tidy(place, seen, found, keep_s)
+            tidy(place, seen, found, keep_s)
             _logger.info("%s stays as it is: %s", path, reason)
             return SaveResult(False, reason, info(path, found))
     elif seen.raw is not None:
@@ -158,46 +173,11 @@ def _taken(path: str) -> PipelineError:
     )
 
 
-def _found(place: SavedPlace, seen: Version) -> tuple[Contents | None, str]:
-    """Decode what is published; what is wrong with it or its files, if anything is.
-
-    Raises:
-        SourceCorruptError: a later millrace has written it.
-    """
-    if seen.raw is None:
-        return None, ""
-    try:
-        contents = decode_contents(seen.raw, place.location(MANIFEST))
-    except MillraceError as error:
-        if "is of format" in str(error):
-            raise
-        return None, str(error)
-
-    def wrong(each: SavedFile) -> str:
-        try:
-            size = storage.stat(place.location(each.file)).size
-        except SourceNotFoundError:
-            return f"{each.file} is gone"
-        return "" if size == each.size else f"{each.file} has {size} bytes, not {each.size}"
-
-    said = storage.for_each(wrong, contents.files, lambda each: place.location(each.file))
-    return contents, next(filter(None, said), "")
-
-
-def _split_replaced(contents: Contents, keep_s: float) -> tuple[list[Replaced], list[str]]:
-    """Divide the files of earlier saves into those that stay, and the names of those whose time is over."""
-    now = time.time()
-    stay = [each for each in contents.replaced if now - each.at < keep_s]
-    return stay, [name for each in contents.replaced if each not in stay for name in each.files]
-
-
-def _tidy(place: SavedPlace, seen: Version, found: Contents, keep_s: float) -> None:
-    """Remove files of earlier saves whose time is over, where the dataset stays as it is."""
-    stay, over = _split_replaced(found, keep_s)
-    if over:
-        with contextlib.suppress(ConflictError):  # whoever has published something else removes them
-            place.publish(encode(Contents(FORMAT, found.files, found.made, stay)), seen)
-            place.remove(over)
+def _lost(path: str, what: str) -> PipelineError:
+    return PipelineError(
+        f"save: another process {what} {path} meanwhile, and this one has stopped: save to another path, each rank to "
+        "one of its own"
+    )
 
 
 class _FileSizes:
@@ -256,116 +236,195 @@ class _Save:
         self._files: list[SavedFile] = []
         self._noted: set[str] = set()
         """Files that the progress file lists."""
+        self._behind: tuple[dict[str, Any], int] | None = None
+        """State behind so many files, as long as the progress file lacks it."""
+        self._progress_bytes = self._unnoted_bytes = 0
         self._own: list[str] = []
-        self._leftovers: set[str] = set()
+        self._inherited: Unfinished | None = None
+        """What it goes on with."""
+        self._said = ""
+        """What became of that, for the reason."""
+        self._former: dict[str, list[str]] = {}
+        """What other savers left, by token, who lose it once this one has written something."""
+        self._remains: set[str] = set()
         """Files of others that go when this one has published."""
 
     def run(self, reason: str, *, refresh: bool) -> SaveResult:
         """Save; if somebody has published meanwhile, only a refresh may find the same there."""
         place, unfinished = self._place, False
-        place.enter()
         try:
-            reason += self._inherit()
+            self._inherit()
             self._write()
-            self._check_mine()
+            self._take_over()
             contents = self._publish()
         except ConflictError:
-            self._remove_own()
-            there, damage = _found(place, place.published())
+            now = place.published()
+            there, damage = find_contents(place, now)
+            self._remove_own(there)
             same = there is not None and there.made is not None and there.made.of.same(self._of)
-            if damage or there is None or not (refresh and same):
-                raise _taken(place.path) from None
+            if now.raw == self._seen.raw:
+                raise _lost(place.path, "has taken over what was being saved to") from None
+            if damage or not (refresh and same):
+                raise _lost(place.path, "has saved to") from None
+            assert there is not None
             return SaveResult(False, "another process has saved the same meanwhile", info(place.path, there))
         except BaseException:
+            with contextlib.suppress(SourceError, ConflictError):  # else it is gone on with from an earlier file
+                self._check_mine()
+                self._note()
             unfinished = bool(self._noted)
+            if self._inherited is not None and not self._own:
+                self._source.forget_state()
             with contextlib.suppress(SourceError):  # what cannot be removed now a later save removes
                 place.remove(set(self._own) - self._noted)
             raise
         finally:
             place.leave(unfinished=unfinished)
-        return SaveResult(True, reason, info(place.path, contents))
+        return SaveResult(True, reason + self._said, info(place.path, contents))
 
     # -- what others left ----------------------------------------------------------------------------------------------
 
-    def _inherit(self) -> str:
-        """Take over what a save of the same has left, and remove what other ones have left; say what was found.
+    def _inherit(self) -> None:
+        """Enter; find what a save of the same has left, and remove what other ones have left that are gone.
 
         Raises:
             PipelineError: another process is saving there now.
+            ConflictError: somebody has published.
         """
-        place, published = self._place, _names_of(self._found)
-        living, left = place.savers(published)
-        if living:
+        place, published = self._place, _published_names(self._found)
+        others = place.enter(published)
+        if others.living:
             raise PipelineError(
                 f"save: another process is saving to {place.path} now: wait for it, or save to another path, each rank "
                 "to one of its own"
             )
-        begun = [each for names in left.values() if (each := self._unfinished(names)) is not None]
-        best = max(filter(self._fits, begun), key=_elements, default=None)
-        said = "" if best is None else self._go_on(best)
-        gone = {name for token, names in left.items() for name in names}
-        gone.update(*(_names(each.files) for each in begun))
-        gone -= published | self._noted
-        if place.remote:  # one of them may live, and publish before this one does: until then its files stay
-            self._leftovers = {name for name in gone if not name.startswith("saving-")}
-        place.remove(sorted(gone - self._leftovers))
-        return said
-
-    def _unfinished(self, names: Iterable[str]) -> Unfinished | None:
-        """Progress file among the files that a saver left, if it is one."""
-        for name in names:
-            if name.startswith("saving-") and name.endswith(".json"):
-                location = self._place.location(name)
-                with contextlib.suppress(SourceError):  # gone meanwhile, or half of it was written: it is left out
-                    found = decode(storage.read(location), Unfinished, location)
-                    return found if all(map(FILE_NAME.fullmatch, _names(found.files))) else None
-        return None
+        self._look_again()
+        found = {token: find_unfinished(place, names) for token, names in others.left.items()}
+        begun = {token: each for token, each in found.items() if each is not None}
+        best = max(
+            (token for token in begun if self._fits(begun[token])),
+            key=lambda each: _elements(begun[each]),
+            default=None,
+        )
+        if best is not None and not self._go_on(begun[best]):
+            best = None
+        gone = {name for names in others.left.values() for name in names}
+        gone.update(*(names_of(each.files) for each in begun.values()))
+        gone -= published | listed_files(place, others.unsure.values())
+        if place.remote:  # some of them may live, and publish before this one does: until then their files stay
+            self._former = {token: others.left[token] for token in begun}
+            self._remains = gone - {progress_of(token) for token in begun}
+            return
+        if best is not None:
+            self._former = {best: sorted(gone & {*others.left[best], *names_of(begun[best].files)})}
+        place.remove(sorted(gone - {name for names in self._former.values() for name in names}))
 
     def _fits(self, unfinished: Unfinished) -> bool:
         """Whether a save that was left is one of the same, not too old, and all of its files are there."""
         too_old = self._most_age_s is not None and self._began - unfinished.began > self._most_age_s
         if too_old or not unfinished.of.same(self._of):
             return False
-        names = [each.file for each in unfinished.files]
-        if not _names_of(self._found).isdisjoint(names):
+        if not _published_names(self._found).isdisjoint(names_of(unfinished.files)):
             return False  # it was published before its saver died
-        there = storage.existing([self._place.location(name) for name in names])
+        return self._are_there(unfinished)
+
+    def _are_there(self, unfinished: Unfinished) -> bool:
+        there = storage.existing([self._place.location(each.file) for each in unfinished.files])
         return [each.size for each in there] == [each.size for each in unfinished.files]
 
-    def _go_on(self, unfinished: Unfinished) -> str:
-        """Begin behind the files of an unfinished save; say so, if the pipeline can go on from its state."""
+    def _go_on(self, unfinished: Unfinished) -> bool:
+        """Begin behind the files of an unfinished save, if the pipeline can go on from its state."""
         try:
             self._source.load_state_dict(unfinished.state)
-        except StateError:
-            return ""
-        self._files, self._began = list(unfinished.files), min(self._began, unfinished.began)
+        except StateError as error:
+            self._said = _not_gone_on(error)
+            return False
+        self._inherited, self._files = unfinished, list(unfinished.files)
         if not self._sizes.chosen and unfinished.file_bytes:
             self._sizes.chosen, self._sizes.why = unfinished.file_bytes, unfinished.why_file_bytes
-        self._note(unfinished.state)
         elements, size = _elements(unfinished), sum(each.size for each in self._files)
-        return f"; an interrupted save had {counted(elements, 'element')} in {data_size(size)}, and was gone on with"
+        self._said = (
+            f"; an interrupted save had {counted(elements, 'element')} in {data_size(size)}, and was gone on with"
+        )
+        return True
+
+    def _drop(self, error: StateError) -> None:
+        """Begin from the beginning, as the state of the unfinished save could not be gone on from."""
+        self._said, self._inherited, self._files = _not_gone_on(error), None, []
+        self._source.forget_state()
+        if not self._place.remote:
+            self._place.remove(name for names in self._former.values() for name in names)
+            self._former = {}
+
+    def _take_over(self) -> None:
+        """Take away from others what they left, or are at work on, as this one has something in its place.
+
+        Raises:
+            ConflictError: somebody else has taken this one's work over, or what it went on with is gone.
+        """
+        self._check_mine()
+        taken, self._former = self._former, {}
+        self._place.remove(progress_of(token) for token in taken)
+        if taken and self._inherited is not None and not self._are_there(self._inherited):
+            raise ConflictError
+        if taken and self._place.remote:  # they may have written more, until they notice
+            with self._place.alone(_published_names(self._found)) as others:
+                written = {**others.left, **others.unsure}
+                self._remains.update(name for token in taken for name in written.get(token, []))
+        else:
+            kept = self._noted | names_of(self._files)
+            self._place.remove(name for names in taken.values() for name in names if name not in kept)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        with self._source.read_epoch() as epoch:
-            elements = iter(epoch)
+        with contextlib.ExitStack() as reading:
+            try:
+                elements = self._read(reading)
+            except StateError as error:
+                if self._inherited is None:
+                    raise
+                reading.close()
+                self._drop(error)
+                elements = self._read(reading)
             for first in elements:
                 name = f"{len(self._files):06}-{self._place.token}.block"
                 self._own.append(name)
                 with self._place.draft(name) as file:
                     complete, more = write_file(file, name, itertools.chain([first], elements), self._sizes)
                 self._files.append(complete)
+                self._unnoted_bytes += complete.size
                 if more and self._of.fingerprint:
                     self._check_mine()
-                    self._note(self._source.state_dict())
+                    with contextlib.suppress(StateError):  # operators hold elements back: nobody could go on from here
+                        self._progress(self._source.state_dict())
 
-    def _note(self, state: dict[str, Any]) -> None:
-        """Write the progress file: the files so far are complete."""
-        sizes = self._sizes
-        unfinished = Unfinished(self._of, state, self._files, self._began, sizes.chosen, sizes.why)
-        self._place.put(self._place.progress, encode(unfinished))
-        self._noted = _names(self._files)
+    def _read(self, reading: contextlib.ExitStack) -> Iterator[Any]:
+        """Elements from where the epoch is begun or gone on with; the first one is there."""
+        elements = iter(reading.enter_context(self._source.read_epoch()))
+        return itertools.chain(list(itertools.islice(elements, 1)), elements)
+
+    def _progress(self, state: dict[str, Any]) -> None:
+        """Note the state behind the files so far, in the progress file if it is due."""
+        self._behind = state, len(self._files)
+        if is_progress_due(self._progress_bytes, self._unnoted_bytes):
+            self._note()
+
+    def _note(self) -> None:
+        """Write the progress file: the files up to the last state are complete."""
+        if self._behind is None:
+            return
+        (state, count), self._behind, self._unnoted_bytes = self._behind, None, 0
+        sizes, files = self._sizes, self._files[:count]
+        data = encode(Unfinished(self._of, state, files, self._since, sizes.chosen, sizes.why))
+        self._place.put(self._place.progress, data)
+        self._noted, self._progress_bytes = names_of(files), len(data)
+        self._take_over()
+
+    @property
+    def _since(self) -> float:
+        """When this save, or the one that it goes on with, began."""
+        return self._began if self._inherited is None else min(self._began, self._inherited.began)
 
     def _check_mine(self) -> None:
         """Stop, if another saver has taken over what the progress file lists.
@@ -376,37 +435,63 @@ class _Save:
         if self._noted and not self._place.is_mine():
             raise ConflictError
 
+    def _look_again(self) -> None:
+        """Look at the manifest, in which others may have struck out files of earlier saves whose time was over.
+
+        Raises:
+            ConflictError: it is of another save.
+        """
+        now, found = self._place.published(), self._found
+        if now.raw != self._seen.raw:
+            there, _ = decode_published(self._place, now)
+            if found is None or there is None or (there.files, there.made) != (found.files, found.made):
+                raise ConflictError
+            self._found = there
+        self._seen = now
+
     def _publish(self) -> Contents:
         """Publish the manifest, and remove what nobody needs any more."""
-        stay, over = ([], list[str]()) if self._found is None else _split_replaced(self._found, self._keep_s)
-        if self._found is not None and self._found.files:
-            former = sorted(_names(self._found.files))
-            if self._keep_s > 0:
-                stay.append(Replaced(former, time.time()))
-            else:
-                over += former
-        made = Made(self._of, self._began, __version__, self._sizes.chosen, self._sizes.why)
-        contents = Contents(FORMAT, self._files, made, stay)
-        self._place.publish(encode(contents), self._seen)
+        while True:
+            self._look_again()
+            seen, (contents, over) = self._seen, self._contents()
+            try:
+                self._place.publish(encode(contents), seen)
+                break
+            except ConflictError:
+                self._look_again()
+                if self._seen == seen:
+                    raise  # a store that refuses what it has told
+        self._remains -= contents.names
         with contextlib.suppress(SourceError):  # as above
-            self._place.remove([*sorted(self._leftovers), *over, *([self._place.progress] if self._noted else [])])
+            self._place.remove([*sorted(self._remains), *over, *([self._place.progress] if self._noted else [])])
         return contents
 
-    def _remove_own(self) -> None:
+    def _contents(self) -> tuple[Contents, list[str]]:
+        """Manifest of this save, and the names of files of earlier ones that nobody needs any more."""
+        stay, over = ([], list[str]()) if self._found is None else split_replaced(self._found, self._keep_s)
+        if self._found is not None and self._found.files:
+            former, now = sorted(names_of(self._found.files)), time.time()
+            if self._keep_s > 0:
+                stay.append(Replaced(former, now, now + self._keep_s))
+            else:
+                over += former
+        made = Made(self._of, self._since, __version__, self._sizes.chosen, self._sizes.why)
+        return Contents(FORMAT, self._files, made, stay), over
+
+    def _remove_own(self, there: Contents | None) -> None:
         """Remove what was written here, but for what belongs to another saver or manifest now."""
         place = self._place
         mine = set(self._own) | self._noted
         if self._noted and not place.is_mine():
             mine -= self._noted
-        there, _ = _found(place, place.published())
-        place.remove([*sorted(mine - _names_of(there)), *([place.progress] if self._noted else [])])
+        place.remove([*sorted(mine - _published_names(there)), *([place.progress] if self._noted else [])])
 
 
-def _names(files: Iterable[SavedFile]) -> set[str]:
-    return {each.file for each in files}
+def _not_gone_on(error: StateError) -> str:
+    return f"; an interrupted save could not be gone on with: {error}"
 
 
-def _names_of(contents: Contents | None) -> set[str]:
+def _published_names(contents: Contents | None) -> set[str]:
     return set() if contents is None else contents.names
 
 

@@ -13,6 +13,7 @@ from millrace.policies.saved_data import (
     MadeOf,
     choose_file_bytes,
     choose_refresh,
+    is_progress_due,
 )
 
 MADE = MadeOf("Dataset.range(3).map(f)", "aa", "bb", 3, 3 << 20)
@@ -103,3 +104,21 @@ def test_what_nobody_can_tell_is_the_same_as_nothing():
     assert MADE.same(MADE)
     assert not MadeOf().same(MadeOf())
     assert not MadeOf("", "aa", "").same(MadeOf("", "aa", ""))
+
+
+def test_all_progress_files_together_are_a_small_part_of_what_is_written():
+    file_bytes, listed = 200_000, 300  # bytes of a file, and of what a progress file says of it
+    written = progress = last = since = times = 0
+    for files in range(1, 20_001):
+        written, since = written + file_bytes, since + file_bytes
+        if is_progress_due(last, since):
+            last, since, times = files * listed, 0, times + 1
+            progress += last
+    assert times > 200  # behind each file at first
+    assert progress < 0.02 * written
+
+
+def test_progress_is_noted_behind_each_file_of_the_size_that_is_chosen():
+    assert is_progress_due(64 << 10, 1)
+    assert is_progress_due((64 << 10) + 1, 64 << 20)
+    assert not is_progress_due(1 << 20, 64 << 20)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from millrace.blocks.stores import open_store
 from millrace.dataset import Dataset
-from millrace.errors import ElementError, PipelineError, SourceCorruptError, SourceError, UnsureError
+from millrace.errors import ElementError, PipelineError, SourceCorruptError, SourceError, StateError, UnsureError
 from millrace.policies import saved_data
 from millrace.sources import saved_blocks, saved_place, saving, storage
 from millrace.sources.store_requests import StoreRequests
@@ -138,7 +138,8 @@ def test_a_source_that_changed_is_read_again(tmp_path):
 
 def test_what_is_too_old_is_made_again_or_refused_with_its_age(path, monkeypatch):
     clock = [1_800_000_000.0]
-    monkeypatch.setattr("millrace.sources.saving.time", SimpleNamespace(time=lambda: clock[0]))
+    for module in ("saving", "saved_remains"):
+        monkeypatch.setattr(f"millrace.sources.{module}.time", SimpleNamespace(time=lambda: clock[0]))
     Dataset.range(3).save(path)
     clock[0] += 3 * 86_400
     assert not Dataset.range(3).save(path, if_exists="refresh", max_age=dt.timedelta(days=4)).made
@@ -153,7 +154,8 @@ def test_what_is_too_old_is_made_again_or_refused_with_its_age(path, monkeypatch
 
 def test_who_reads_goes_on_while_others_replace_what_is_read(path, monkeypatch):
     clock = [1_800_000_000.0]
-    monkeypatch.setattr("millrace.sources.saving.time", SimpleNamespace(time=lambda: clock[0]))
+    for module in ("saving", "saved_remains"):
+        monkeypatch.setattr(f"millrace.sources.{module}.time", SimpleNamespace(time=lambda: clock[0]))
     monkeypatch.setattr(saved_blocks, "BLOCK_BYTES", 10_000)
     range_of(100, Computed()).save(path)
     reading = iter(Dataset.load(path))
@@ -174,6 +176,51 @@ def test_who_reads_goes_on_while_others_replace_what_is_read(path, monkeypatch):
         len(gone)
         range_of(70, Computed()).save(path, if_exists="replace", keep_replaced=0)
         list(gone)
+
+
+def test_a_part_of_an_epoch_is_never_taken_for_the_whole(path):
+    def dataset() -> Dataset:
+        return range_of(100, Computed())
+
+    partly = dataset()
+    for _ in zip(range(60), partly, strict=False):
+        pass
+    rest = dataset()
+    rest.load_state_dict(partly.state_dict())
+    with pytest.raises(UnsureError, match="a state was loaded, so that the next epoch may be the rest of one"):
+        rest.save(path, if_exists="refresh")
+    assert rest.save(path).info.elements == 40
+    result = dataset().save(path, if_exists="refresh")
+    assert "nothing says by which pipeline" in result.reason
+    assert values(path) == list(range(100))
+    assert not rest.save(path, if_exists="refresh").made  # its next epoch is whole
+
+
+def test_a_state_that_was_loaded_is_kept_though_an_interrupted_save_could_be_gone_on_with(path):
+    with pytest.raises(ElementError):
+        range_of(100, Computed(fails_at=33)).save(path, file_bytes=10_000)
+    partly, rest = range_of(100, Computed()), range_of(100, Computed())
+    for _ in zip(range(60), partly, strict=False):
+        pass
+    rest.load_state_dict(partly.state_dict())
+    assert rest.save(path, file_bytes=10_000).reason == "nothing was there"
+    assert values(path) == list(range(60, 100))
+
+
+def test_an_epoch_with_weights_that_were_set_is_another_one(path):
+    def dataset() -> Dataset:
+        parts = [Dataset.range(500).repeat(), Dataset.range(1000, 1500).repeat()]
+        return Dataset.sample_from_datasets(parts, [0.9, 0.1], seed=3).take(300)
+
+    other = dataset()
+    with other.__pipeline__().read_epoch() as epoch:
+        next(epoch)
+        epoch.set_weights([0.1, 0.9])
+    with pytest.raises(UnsureError, match="set_weights has set other weights than those in the pipeline"):
+        other.save(path, if_exists="refresh")
+    other.save(path)
+    assert dataset().save(path, if_exists="refresh").made
+    assert list(Dataset.load(path)) == list(dataset())
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -278,6 +325,29 @@ def test_what_is_gone_on_with_is_not_computed_again(path):
     assert values(path) == list(range(40))
 
 
+def test_what_is_written_of_progress_grows_with_the_data_and_a_failure_loses_nothing(path, monkeypatch):
+    monkeypatch.setattr(saved_data, "SMALL_PROGRESS_BYTES", 2000)
+    monkeypatch.setattr(saved_data, "PROGRESS_SHARE", 0.1)
+    noted = list[int]()
+    inner = saved_place.SavedPlace.put
+
+    def put(place: saved_place.SavedPlace, name: str, data: bytes) -> None:
+        if name == place.progress:
+            noted.append(len(data))
+        inner(place, name, data)
+
+    monkeypatch.setattr(saved_place.SavedPlace, "put", put)
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Numbers(200, interrupt_at(198)), file_bytes=2000)
+    assert 3 < len(noted) < 60
+    assert sum(noted) < 2000 * 20 + 0.2 * 198 * 1100  # of 198 elements, two in a file
+    last = Numbers(200)
+    saving.save(path, last, file_bytes=2000)
+    assert last.begun >= 196
+    assert values(path) == [number % 251 for number in range(200)]
+    assert len(names(path)) == Dataset.saved_info(path).files + 1
+
+
 def test_what_another_pipeline_left_is_removed(path):
     with pytest.raises(ElementError):
         range_of(40, Computed(fails_at=33)).save(path, file_bytes=10_000)
@@ -329,7 +399,8 @@ def test_what_was_published_before_its_saver_died_is_not_gone_on_with(path, monk
 
 def test_what_is_too_old_is_not_gone_on_with(path, monkeypatch):
     clock = [1_800_000_000.0]
-    monkeypatch.setattr("millrace.sources.saving.time", SimpleNamespace(time=lambda: clock[0]))
+    for module in ("saving", "saved_remains"):
+        monkeypatch.setattr(f"millrace.sources.{module}.time", SimpleNamespace(time=lambda: clock[0]))
     with pytest.raises(ElementError):
         range_of(40, Computed(fails_at=33)).save(path, file_bytes=10_000)
     clock[0] += 3600
@@ -360,6 +431,9 @@ class Numbers:
 
     def load_state_dict(self, state: Any) -> None:
         self.at = state["at"]
+
+    def forget_state(self) -> None:
+        self.at = 0
 
     def made_of(self) -> saved_data.MadeOf:
         return saved_data.MadeOf("numbers", "aa", "bb")
@@ -393,7 +467,7 @@ def test_in_a_bucket_who_was_taken_over_from_notices_at_its_next_file():
                 saving.save(path, Numbers(40, stop), file_bytes=10_000)
 
     first = Numbers(40, another)
-    with pytest.raises(PipelineError, match="each rank to one of its own"):
+    with pytest.raises(PipelineError, match=r"has taken over what was being saved to .* each rank to one of its own"):
         saving.save(path, first, file_bytes=10_000)
     assert first.at < 40
     assert set(names(path)) == set(taken)  # what the later one goes on with is untouched
@@ -436,6 +510,182 @@ def test_who_finds_at_the_end_that_another_was_faster_is_refused_or_content_with
             saving.save(path, Numbers(10, another), if_exists=if_exists)
     assert values(path) == list(range(10))
     assert len(names(path)) == 2
+
+
+def test_of_several_that_begin_at_once_one_wins_and_the_others_are_refused(tmp_path, monkeypatch):
+    count, entered = 4, saved_place.SavedPlace.enter
+    together = threading.Barrier(count)
+
+    def enter(place: saved_place.SavedPlace, *given: Any) -> Any:
+        together.wait(timeout=100)  # all have seen that nothing is there
+        found = entered(place, *given)
+        together.wait(timeout=100)  # and nobody is gone before all have entered
+        return found
+
+    monkeypatch.setattr(saved_place.SavedPlace, "enter", enter)
+    for turn in range(60):
+        path, refused, made = str(tmp_path / str(turn)), list[Exception](), list[str]()
+        threads = [threading.Thread(target=_save_or_be_refused, args=(path, made, refused)) for _ in range(count)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert made == ["nothing was there"]
+        assert len(refused) == count - 1
+        assert values(path) == [0, 1]
+        assert len(names(path)) == 2
+
+
+def _save_or_be_refused(path: str, made: list[str], refused: list[Exception]) -> None:
+    try:
+        made.append(saving.save(path, Numbers(2)).reason)
+    except PipelineError as error:
+        refused.append(error)
+
+
+def test_what_is_tidied_up_during_a_save_stops_nobody(path, monkeypatch):
+    clock = [1_800_000_000.0]
+    for module in ("saving", "saved_remains"):
+        monkeypatch.setattr(f"millrace.sources.{module}.time", SimpleNamespace(time=lambda: clock[0]))
+    saving.save(path, Numbers(10))
+    saving.save(path, Numbers(10), if_exists="replace")
+    clock[0] += 2 * 86_400
+
+    def another(number: int) -> None:
+        if number == 5:
+            before = storage.read(f"{path}/saved.json")
+            assert not saving.save(path, Numbers(10), if_exists="refresh").made
+            assert storage.read(f"{path}/saved.json") != before  # the files of the first one are gone
+
+    assert saving.save(path, Numbers(12, another), if_exists="replace").made
+    assert values(path) == list(range(12))
+    assert len(names(path)) == 3  # with what was there until now
+
+
+def test_files_stay_as_long_as_was_promised_when_they_were_replaced(path, monkeypatch):
+    clock = [1_800_000_000.0]
+    for module in ("saving", "saved_remains"):
+        monkeypatch.setattr(f"millrace.sources.{module}.time", SimpleNamespace(time=lambda: clock[0]))
+    saving.save(path, Numbers(10))
+    reading = iter(Dataset.load(path))
+    next(reading)
+    saving.save(path, Numbers(11), if_exists="replace", keep_replaced=dt.timedelta(days=7))
+    clock[0] += 6 * 86_400
+    assert not saving.save(path, Numbers(11), if_exists="refresh", keep_replaced=0).made
+    saving.save(path, Numbers(12), if_exists="replace")
+    assert len(list(reading)) == 9
+    assert len(names(path)) == 4
+    clock[0] += 3 * 86_400
+    saving.save(path, Numbers(12), if_exists="refresh", keep_replaced=dt.timedelta(days=30))
+    assert len(names(path)) == 2
+
+
+class Refusing(Numbers):
+    """Pipeline that cannot go on from a state once it is asked for elements, as with another number of tasks."""
+
+    def _rest(self) -> Iterator[Any]:
+        if self.at:
+            raise StateError("the state is of an epoch of 8 tasks, here it has 16")
+        yield from super()._rest()
+
+
+def test_what_cannot_be_gone_on_with_is_dropped_and_made_from_the_beginning(path):
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Numbers(40, interrupt_at(33)), file_bytes=10_000)
+    result = saving.save(path, Refusing(40), file_bytes=10_000)
+    assert result.reason.endswith("could not be gone on with: the state is of an epoch of 8 tasks, here it has 16")
+    assert values(path) == list(range(40))
+    assert len(names(path)) == result.info.files + 1
+
+
+def interrupt_at(stop: int) -> Callable[[int], None]:
+    def before(number: int) -> None:
+        if number == stop:
+            raise KeyboardInterrupt
+
+    return before
+
+
+@pytest.mark.parametrize("fails_at", [-1, 5])
+def test_in_a_bucket_who_begins_and_fails_stops_nobody(fails_at):
+    path = f"memory://saving/begun-{fails_at}"
+
+    def another(number: int) -> None:
+        if number == 33:
+            with pytest.raises(KeyboardInterrupt):
+                later = Numbers(40, interrupt_at(33)) if fails_at < 0 else Other(40, interrupt_at(fails_at))
+                saving.save(path, later, file_bytes=10_000)
+
+    assert saving.save(path, Numbers(40, another), file_bytes=10_000).made
+    assert values(path) == list(range(40))
+    assert len(names(path)) == Dataset.saved_info(path).files + 1
+
+
+class Other(Numbers):
+    """Another pipeline."""
+
+    def made_of(self) -> saved_data.MadeOf:
+        return saved_data.MadeOf("others", "cc", "bb")
+
+
+def no_locks(_handle: int, _how: int) -> None:
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+
+def test_without_locks_files_that_anothers_progress_file_lists_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    path = str(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Numbers(40, interrupt_at(20)), file_bytes=10_000)
+    for file in tmp_path.iterdir():
+        os.utime(file, (time.time() - 90_000,) * 2)
+
+    def another(number: int) -> None:
+        if number == 38:  # what was gone on with is older than a day
+            before = set(names(path))
+            with pytest.raises(KeyboardInterrupt):
+                saving.save(path, Other(40, interrupt_at(0)), file_bytes=10_000)
+            assert {name for name in before if name.endswith(".block")} <= set(names(path))
+
+    result = saving.save(path, Numbers(40, another), file_bytes=10_000)
+    assert "was gone on with" in result.reason
+    assert values(path) == list(range(40))
+
+
+def test_what_dead_savers_left_goes_also_where_the_dataset_stays_as_it_is(tmp_path):
+    path = str(tmp_path)
+    saving.save(path, Numbers(10))
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Other(40, interrupt_at(20)), file_bytes=10_000, if_exists="replace")
+    token = next(tmp_path.glob("saving-*.lock")).name[len("saving-") : -len(".lock")]
+    (tmp_path / f"saved.json.{token}.draft").write_text("")  # it was killed while it published
+    assert not saving.save(path, Numbers(10), if_exists="refresh").made
+    assert len(names(path)) == 2
+    assert values(path) == list(range(10))
+
+
+def test_in_a_bucket_what_is_left_goes_when_nobody_has_written_for_a_day(monkeypatch):
+    path = "memory://saving/left"
+    saving.save(path, Numbers(10))
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(path, Other(40, interrupt_at(20)), file_bytes=10_000, if_exists="replace")
+    before = names(path)
+    saving.save(path, Numbers(10), if_exists="refresh")
+    assert names(path) == before  # it may live
+    later = time.time() + saved_place.ABANDONED_S + 60
+    monkeypatch.setattr("millrace.sources.saved_place.time", SimpleNamespace(time=lambda: later))
+    saving.save(path, Numbers(10), if_exists="refresh")
+    assert len(names(path)) == 2
+
+
+def test_without_hard_links_the_first_one_is_published_too(tmp_path, monkeypatch):
+    def refused(*_: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    Dataset.range(3).save(tmp_path)
+    assert list(Dataset.load(tmp_path)) == [0, 1, 2]
+    assert len(names(str(tmp_path))) == 2
 
 
 def test_files_without_a_progress_file_in_a_bucket_go_when_nobody_can_be_at_work_on_them(monkeypatch):
