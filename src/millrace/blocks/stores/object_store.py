@@ -10,6 +10,7 @@ from typing import IO
 import numpy as np
 
 from millrace.blocks.stores.block_store import FULL, NAME, OpenBlock, check_names
+from millrace.blocks.stores.recent_segments import RecentSegments
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import (
@@ -37,6 +38,7 @@ class ObjectStore:
         if storage.scheme_of(location) in ("", "http", "https"):
             raise PipelineError(f"{location}: blocks can be kept in a folder, or at s3://, gs://, az:// or memory://")
         self.location = location if location.endswith("/") else location + "/"
+        self._recent = RecentSegments()
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[_Draft]:
@@ -52,7 +54,7 @@ class ObjectStore:
         location = f"{self.location}{point}/{name}"
         with _errors(location):
             found = storage.stat(location)
-        return _Block(name, location, found.size, found.version)
+        return _Block(name, location, found.size, found.version, self._recent)
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """List the bytes of each block as (point, name)."""
@@ -98,16 +100,21 @@ class _Draft:
 
 
 class _Block(OpenBlock):
-    def __init__(self, name: str, location: str, size: int, version: str) -> None:
+    def __init__(self, name: str, location: str, size: int, version: str, recent: RecentSegments) -> None:
         self.name = name
         self.location = location
         self.nbytes = size
         self._version = version
+        self._recent = recent
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        bounded = [(min(start, self.nbytes), min(stop, self.nbytes)) for start, stop in ranges]
         with _errors(self.location):
-            found = storage.read_ranges(self.location, [(start, min(stop, self.nbytes)) for start, stop in ranges])
+            found = self._recent.read((self.location, self._version), self.nbytes, bounded, self._fetch)
         return [np.array(memoryview(each), np.uint8) for each in found]  # copied, as elements are to be writable
+
+    def _fetch(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+        return [memoryview(each) for each in storage.read_ranges(self.location, ranges)]
 
     def version(self) -> object:
         return self._version

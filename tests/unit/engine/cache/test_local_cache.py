@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from millrace import Dataset, MillraceWarning
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import local_cache
+from millrace.sources import storage
 
 
 def test_blocks_of_a_folder_are_checked_once_and_not_each_epoch(tmp_path, monkeypatch):
@@ -247,3 +249,20 @@ def test_autocache_keeps_nothing_in_process(made):
     dataset = Dataset.range(10).map(seen).autocache()
     assert list(dataset) == list(dataset) == list(range(10))
     assert len(made) == 20
+
+
+def test_shuffled_elements_of_a_bucket_are_read_by_few_requests(monkeypatch):
+    asked = []
+
+    def counted(location, ranges):
+        asked.append(sum(stop - start for start, stop in ranges))
+        return read_ranges(location, ranges)
+
+    rows = Dataset.range(4000).map(lambda number: np.full(300, number)).cache(f"memory://{uuid.uuid4().hex}")
+    dataset = rows.shuffle(1000, seed=1)
+    assert sorted(int(row[0]) for row in dataset) == list(range(4000))
+    read_ranges = storage.read_ranges
+    monkeypatch.setattr(storage, "read_ranges", counted)
+    assert sorted(int(row[0]) for row in dataset) == list(range(4000))
+    assert len(asked) <= 300
+    assert sum(asked) <= 1.5 * 4000 * 2400
