@@ -169,7 +169,8 @@ class Mixture:
     def changed(self, element: int, weights: Sequence[float]) -> Mixture:
         """Make the mixture that is this one up to an element, and has other weights from there on.
 
-        What was drawn of this one before that element is not drawn again, unless weights leave inputs out.
+        What was drawn of this one before that element is not drawn again, unless weights leave inputs out. Weights that
+        hold from the same element on are replaced; from element 0 on, those that the mixture was made with.
 
         Args:
             element: number of the element from which on they hold; not before that of earlier changes.
@@ -178,11 +179,11 @@ class Mixture:
         Raises:
             ValueError: if the weights make no sense.
         """
-        (_, first), *changes = [*self._phases, (element, weights)]
+        (_, first), *changes = [*(phase for phase in self._phases if phase[0] < element), (element, weights)]
         passes = None if self._passes is None else self._passes.tolist()
         other = Mixture(self._seed, first, self._counts.tolist(), self._stop_on_empty, passes, changes)
         drawn = self._drawn
-        if not (self._schedule.varied or other._schedule.varied):
+        if element > 0 and not (self._schedule.varied or other._schedule.varied):
             kept = max(1, int(np.searchsorted(drawn.starts, element)))
             other._drawn = _Drawn(drawn.starts[:kept], drawn.used[:kept], drawn.alive[:kept])
         return other

@@ -7,7 +7,8 @@ change or not, and tasks behind it begin in each dataset where those before it e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from numbers import Real
 from typing import Any
 
@@ -45,15 +46,35 @@ def checked_weights(weights: Any) -> list[float]:
     Raises:
         PipelineError: they are none.
     """
+    if isinstance(weights, (Mapping, AbstractSet)):
+        raise PipelineError(
+            "set_weights takes one list of weights, one for each dataset in their order, which holds from now on, not"
+            f" {type(weights).__name__}"
+        )
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable):
         raise PipelineError(f"set_weights takes a list of weights, one for each dataset, not {weights!r}")
     found = list(weights)
-    numbers = [float(each) for each in found if isinstance(each, Real)]
-    if len(numbers) < len(found) or not all(0 <= each <= MOST_WEIGHT for each in numbers) or not any(numbers):
+    numbers = [number for number in map(_number, found) if number is not None and 0 <= number <= MOST_WEIGHT]
+    if len(numbers) < len(found) or not any(numbers):
         raise PipelineError(
-            f"set_weights needs one weight >= 0 for each dataset, none above 2**53 and one above 0, not {found}"
+            "set_weights needs one weight >= 0 for each dataset, none above 2**53 and one above 0, not"
+            f" [{', '.join(map(_shown, found))}]"
         )
     return numbers
+
+
+def _number(weight: object) -> float | None:
+    try:
+        return float(weight) if isinstance(weight, Real) else None
+    except OverflowError:  # beyond all floats
+        return None
+
+
+def _shown(weight: object) -> str:
+    try:
+        return repr(weight)[:60]
+    except ValueError:
+        return "a number too long to be printed"
 
 
 def set_weights(
@@ -106,7 +127,7 @@ def set_weights(
     last = max((change.element for change in before if change.node == number), default=0)
     element = max(last, first_element(units, number, unit))
     change = WeightChange(number, element, tuple(float(weight) for weight in weights))
-    if not units.mixtures[number].keeps_length(epoch, _of(before, number), change.weights):
+    if not units.mixtures[number].keeps_length(epoch, _of((*before, change), number)):
         raise PipelineError(
             f"set_weights would change the number of elements of {node}, which other tasks count on: mix datasets that"
             " repeat() without end, with take(n) behind them, or draw the same datasets until all have ended"
@@ -212,7 +233,7 @@ def check_changes(units: UnitMap, epoch: int, changes: Reweighted) -> None:
         node = units.graph.nodes[change.node] if mixture is not None else None
         if mixture is None or not isinstance(node, g.SampleFromDatasets) or len(change.weights) != len(node.inputs):
             raise StateError(f"the state is damaged: node {change.node} does not mix by {len(change.weights)} weights")
-        if not mixture.keeps_length(epoch, _of(changes[:index], change.node), change.weights):
+        if not mixture.keeps_length(epoch, _of(changes[: index + 1], change.node)):
             raise StateError(f"the state is damaged: by its weights {node} would have another number of elements")
 
 

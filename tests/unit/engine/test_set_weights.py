@@ -102,6 +102,24 @@ def test_later_epochs_begin_with_the_last_weights():
     assert read(iter(made("nothing", [1, 1])), 4000) != expected
 
 
+def test_the_last_weights_hold_in_later_epochs_for_which_others_are_written():
+    """Those would draw another dataset: the ones that are set replace them altogether."""
+
+    def three(weights):
+        each = [Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+        return Dataset.sample_from_datasets(each, weights, seed=3).with_options(seed=11)
+
+    dataset = three({0: [1, 1, 0], 1: [1, 0, 1]})
+    epoch = iter(dataset)
+    next(epoch)
+    epoch.set_weights([1, 2, 0])
+    assert len(list(epoch)) == 199
+    assert list(dataset) == list(dataset) == list(three([1, 2, 0]))
+    again = three({0: [1, 1, 0], 1: [1, 0, 1]})
+    again.load_state_dict(epoch.state_dict())
+    assert list(again) == list(three([1, 2, 0]))
+
+
 def test_a_state_loaded_from_before_takes_what_was_set_since_back():
     dataset = made("nothing", [1, 1])
     epoch = iter(dataset)

@@ -1,4 +1,5 @@
 import re
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -104,12 +105,38 @@ def test_inputs_that_end_may_be_drawn_otherwise_until_all_have_ended_and_no_long
         decided(both, weights=(1, 1, 1))
 
 
+@pytest.mark.parametrize("last", [(1, 2, 0), (3, 1, 0)])
+def test_weights_that_an_epoch_begins_with_replace_those_that_are_written_for_it(last):
+    """So the number of elements is that of the epoch with them, whatever other datasets these would have drawn."""
+    three = [Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+    mixed = Dataset.sample_from_datasets(three, {0: [1, 1, 0], 1: [1, 0, 1]}, weights_by="epoch", seed=1)
+    units = units_of(mixed)
+    number = weight_changes.mixture_of(units.graph)
+    begun = weight_changes.carried([WeightChange(number, 50, last)])
+    weight_changes.check_changes(units, 1, begun)
+    sequence = units.mixtures[number].of_epoch(1, ((0, last),))
+    alone = units_of(Dataset.sample_from_datasets(three, last, seed=1)).mixtures[number].of_epoch(1)
+    assert sequence.total == alone.total == 200
+    every = np.arange(200)
+    assert [each.tolist() for each in sequence.resolve(every)] == [each.tolist() for each in alone.resolve(every)]
+    weight_changes.check_changes(units, 1, (*begun, WeightChange(number, 7, (1, 5, 0))))
+    for wrong in ((WeightChange(number, 0, (1, 1, 1)),), (*begun, WeightChange(number, 7, (1, 0, 1)))):
+        with pytest.raises(StateError, match="another number of elements"):
+            weight_changes.check_changes(units, 1, wrong)
+
+
 def test_weights_are_checked_before_anything_else():
     for wrong in ([-1, 1], [0, 0], [1e300, 1], [float("nan"), 1], [float("inf"), 1], ["a", 1]):
         with pytest.raises(PipelineError, match="one weight >= 0 for each dataset, none above"):
             weight_changes.checked_weights(wrong)
+    for large in (10**400, -(10**5000), Fraction(10**400)):  # for a float, or even to be printed
+        with pytest.raises(PipelineError, match=r"none above 2\*\*53"):
+            weight_changes.checked_weights([large, 1])
     with pytest.raises(PipelineError, match="a list of weights"):
         weight_changes.checked_weights(3)
+    for other in ({0: 1, 1: 3}, {1: 1, 2: 3}.keys(), {1, 3}, frozenset([1])):
+        with pytest.raises(PipelineError, match=r"one list of weights, .*, which holds from now on, not"):
+            weight_changes.checked_weights(other)
     assert weight_changes.checked_weights(np.array([1, 3], np.float32)) == [1.0, 3.0]
 
 
@@ -185,7 +212,7 @@ def test_where_a_change_is_allowed_length_and_all_before_it_stay(counts, data, e
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
     for element in sorted(data.draw(st.lists(st.integers(0, 90), max_size=3))):
         other = data.draw(drawn)
-        if not mixed.keeps_length(0, changes, other):
+        if not mixed.keeps_length(0, (*changes, (element, other))):
             continue
         before, changes = mixed.of_epoch(0, changes), (*changes, (element, other))
         after = mixed.of_epoch(0, changes)
