@@ -97,12 +97,8 @@ class NodeMixture:
     def _with(self, begin: int, changes: Changes) -> Mixture:
         found = self._changed.get((begin, changes))
         if found is None:
-            *before, (element, weights) = changes
-            known = self._changed.get((begin, tuple(before)), self._sequences[begin])
-            if before and (begin, tuple(before)) not in self._changed:
-                for each in before:
-                    known = _mixed(known).changed(*each)
-            found = _mixed(known).changed(element, weights)
+            known = self._changed.get((begin, changes[:-1]))
+            found = _mixed(self._sequences[begin]).changed(*changes) if known is None else known.changed(changes[-1])
             # Replaced as a whole: of two threads that make one at once either result is right.
             kept = list(self._changed.items())[1 - _REMEMBERED :]
             self._changed = {**dict(kept), (begin, changes): found}

@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from numbers import Real
 from typing import Any
 
+from msgspec.structs import replace
+
 from millrace.errors import PipelineError, StateError
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
@@ -19,8 +21,8 @@ from millrace.planning.epoch_shape import WeightChange
 from millrace.planning.plan import Piece, Task
 from millrace.planning.units import INFINITE, Positions, UnitMap, UnplannableError
 
-MOST_SET = 1 << 12
-"""Most weights, of all changes of one epoch together, as each lease and each state has all of them."""
+MOST_SET = 1 << 14
+"""Weights of one epoch, without those that it began with, after which no more are set: leases and states have all."""
 MOST_WEIGHT = float(1 << 53)
 """Largest weight, as of any number in a message."""
 
@@ -116,17 +118,21 @@ def set_weights(
             f"set_weights needs one weight >= 0 for each dataset and one above 0: {len(node.inputs)} datasets, weights"
             f" {list(weights)}"
         )
-    if (len(before) + 1) * len(weights) > MOST_SET:
-        raise PipelineError(
-            f"set_weights: {len(before) + 1:,} sets of weights of {len(weights):,} datasets in one epoch are more than"
-            f" {MOST_SET:,} numbers; set them less often"
-        )
     root = units.of(units.graph.id_of(units.graph.root))
     unit = max(first_unit(plan, task), end_of_read(pieces, root.count))
     # Of an epoch that goes on from states less may have begun than before.
     last = max((change.element for change in before if change.node == number), default=0)
     element = max(last, first_element(units, number, unit))
     change = WeightChange(number, element, tuple(float(weight) for weight in weights))
+    if before and _place(before[-1]) == _place(change):
+        change = replace(change, replaced=before[-1].replaced + 1)
+    others = [each for each in before if each.element and _place(each) != _place(change)]
+    if _numbers(others) >= MOST_SET:
+        raise PipelineError(
+            f"set_weights has changed weights {len(others):,} times in this epoch, and as each task and each state has"
+            f" all of them, that is as often as it can with {len(weights):,} datasets: set them less often, or have"
+            " epochs that end sooner, by take(n) behind the mixture, as the next one begins with the last weights alone"
+        )
     if not units.mixtures[number].keeps_length(epoch, _of((*before, change), number)):
         raise PipelineError(
             f"set_weights would change the number of elements of {node}, which other tasks count on: mix datasets that"
@@ -184,6 +190,11 @@ def first_element(units: UnitMap, number: int, unit: int) -> int:
     return min(reached[number], units.of(number).count)
 
 
+def with_change(before: Reweighted, change: WeightChange) -> Reweighted:
+    """Add a change to those before it; it may replace the last one."""
+    return (*(before[:-1] if change.replaced else before), change)
+
+
 def carried(changes: Iterable[WeightChange]) -> Reweighted:
     """Make the changes that the next epoch begins with: the last weights of each mixture."""
     last = {change.node: change.weights for change in changes}
@@ -191,17 +202,46 @@ def carried(changes: Iterable[WeightChange]) -> Reweighted:
 
 
 def longest(told: Iterable[Reweighted]) -> Reweighted:
-    """Merge what several readers know of the changes of one epoch: of any two, one is the beginning of the other.
+    """Merge what several readers know of the changes of one epoch: of any two, one was the other before more were made.
 
     Raises:
         StateError: it is not.
     """
     known: Reweighted = ()
-    for changes in told:
-        short, known = sorted((known, changes), key=len)
-        if known[: len(short)] != short:
+    for changes in map(_merged, told):
+        short, known = sorted((known, changes), key=lambda each: sum(1 + change.replaced for change in each))
+        if not _became(short, known):
             raise StateError("the states are not of one run: other weights were set in the epoch that they are of")
     return known
+
+
+def _merged(changes: Reweighted) -> Reweighted:
+    """Leave out changes that later ones replace, as states of before they were left out have them."""
+    found = list[WeightChange]()
+    for change in changes:
+        same = found.pop() if found and _place(found[-1]) == _place(change) else None
+        found.append(change if same is None else replace(change, replaced=change.replaced + 1 + same.replaced))
+    return tuple(found)
+
+
+def _became(before: Reweighted, after: Reweighted) -> bool:
+    """Whether further changes made one list of the other: all is there, but for the last, which may be replaced."""
+    if not before:
+        return True
+    *first, last = before
+    if len(after) < len(before) or after[: len(first)] != tuple(first):
+        return False
+    there = after[len(first)]
+    return there == last or (_place(there) == _place(last) and there.replaced > last.replaced)
+
+
+def _place(change: WeightChange) -> tuple[int, int]:
+    return change.node, change.element
+
+
+def _numbers(changes: Iterable[WeightChange]) -> int:
+    """Count the weights that count, without those that an epoch begins with."""
+    return sum({_place(change): len(change.weights) for change in changes if change.element}.values())
 
 
 def check_numbers(changes: Reweighted) -> None:
@@ -214,10 +254,10 @@ def check_numbers(changes: Reweighted) -> None:
     for change in changes:
         if not all(0 <= each <= MOST_WEIGHT for each in change.weights) or not any(change.weights):
             raise StateError(f"the state is damaged: no dataset can have been drawn by weights {list(change.weights)}")
-        if not at.get(change.node, 0) <= change.element <= INFINITE:
+        if not at.get(change.node, 0) <= change.element <= INFINITE or change.replaced < 0:
             raise StateError(f"the state is damaged: weights were set from element {change.element} on")
         at[change.node] = change.element
-    if sum(len(change.weights) for change in changes) > MOST_SET:
+    if _numbers(changes[:-1]) >= MOST_SET:
         raise StateError(f"the state is damaged: it has more than {MOST_SET:,} weights")
 
 

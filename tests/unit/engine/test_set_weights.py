@@ -75,9 +75,7 @@ def test_the_epoch_is_the_one_of_weights_that_change_with_the_element(behind, da
     epoch.close()
     with iter(made(behind, written, weights_by="element")) as expected:
         assert read(expected, MOST) == found
-    known = [
-        (at, state) for at, state in states if len(state.get("reweighted", [])) == len(states[-1][1]["reweighted"])
-    ]
+    known = [(at, state) for at, state in states if state.get("reweighted") == states[-1][1]["reweighted"]]
     for at, state in known:
         again = made(behind, [1, 1])
         with iter(again) as epoch:

@@ -141,10 +141,34 @@ def test_weights_are_checked_before_anything_else():
 
 
 def test_so_many_weights_of_an_epoch_travel_with_each_task_and_no_more():
-    many = tuple(WeightChange(4, 0, (1.0, 1.0)) for _ in range(weight_changes.MOST_SET // 2))
-    assert decided(endless().take(900), before=many[1:])
-    with pytest.raises(PipelineError, match="set them less often"):
-        decided(endless().take(900), before=many)
+    mixed = Dataset.sample_from_datasets([SOME.repeat()] * 2100, seed=1).take(900)
+    number, weights = weight_changes.mixture_of(units_of(mixed).graph), (1.0,) * 2100
+    begun = WeightChange(number, 0, weights)
+    many = tuple(WeightChange(number, 1 + element, weights) for element in range(8))
+    assert decided(mixed, weights=weights, before=(begun, *many[1:]))
+    with pytest.raises(
+        PipelineError, match=r"changed weights 8 times in this epoch.*set them less often, or have epochs"
+    ):
+        decided(mixed, weights=weights, before=(begun, *many))
+    last = decided(mixed, weights=weights)[1]
+    again = decided(mixed, weights=weights, before=(begun, *many[1:], last))[1]  # replaces that one
+    assert (again.element, again.replaced) == (last.element, 1)
+    weight_changes.check_numbers((begun, *many[1:], last))
+
+
+def test_of_what_is_set_before_the_next_task_begins_the_last_counts_and_a_list_does_not_grow():
+    """However often: thousands of sets in an epoch of which nothing else begins are one."""
+    changes: tuple[WeightChange, ...] = (WeightChange(weight_changes.mixture_of(units_of(endless()).graph), 0, (3, 1)),)
+    element = decided(endless().take(900), 1)[1].element
+    for turn in range(3):
+        changes = weight_changes.with_change(changes, decided(endless().take(900), 1, (1, 2 + turn), before=changes)[1])
+    assert [(each.element, each.weights, each.replaced) for each in changes] == [
+        (0, (3, 1), 0),
+        (element, (1, 4), 2),
+    ]
+    at_begin = decided(endless().take(900), 0, (1, 7), before=changes[:1])[1]
+    assert weight_changes.with_change(changes[:1], at_begin) == (at_begin,)
+    assert at_begin.replaced == 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +253,7 @@ def test_what_was_drawn_before_a_change_is_drawn_once(element):
     counts = [BLOCK // 3, 10 * BLOCK]
     one = Mixture(7, [1, 1], counts)
     one.resolve([3 * BLOCK])
-    other = one.changed(element, [1, 3])
+    other = one.changed((element, [1, 3]))
     assert len(other._drawn.starts) - 1 == np.searchsorted(one._drawn.starts[1:], element)
     plain = Mixture(7, [1, 1], counts, changes=[(element, [1, 3])])
     some = np.arange(0, 4 * BLOCK, 7)
@@ -256,6 +280,30 @@ def test_states_carry_changes_and_the_longest_list_counts():
         merge([known, msgspec.structs.replace(late, reweighted=(OTHER,))])
 
 
+def test_states_of_before_and_after_a_change_was_replaced_are_of_one_run():
+    replacing, again = WeightChange(4, 90, (2.0, 1.0), 1), WeightChange(4, 90, (3.0, 1.0), 2)
+    after = WeightChange(4, 95, (1.0, 1.0))
+    for one, other in (
+        ((ONE, OTHER), (ONE, replacing)),
+        ((ONE, OTHER), (ONE, again, after)),
+        ((ONE, replacing), (ONE, again)),
+        ((ONE,), (ONE, again)),
+        ((), (ONE, again)),
+        ((ONE, OTHER, WeightChange(4, 90, (2.0, 1.0))), (ONE, again)),  # a state that has what was replaced
+    ):
+        assert weight_changes.longest([one, other]) == weight_changes.longest([other, one]) == other
+    for one, other in (
+        ((ONE, replacing), (ONE, OTHER, after)),
+        ((OTHER,), (ONE, again)),
+        ((again,), (replacing, after)),
+    ):
+        with pytest.raises(StateError, match="other weights were set"):
+            weight_changes.longest([one, other])
+    known = Checkpoint(seed=1, done=3, reweighted=(ONE, replacing))
+    assert pack(known)["reweighted"] == [[4, 10, [1.0, 3.0]], [4, 90, [2.0, 1.0], 1]]
+    assert unpack(pack(known)) == known
+
+
 def test_an_epoch_after_one_in_which_weights_were_set_begins_with_the_last():
     ended = Checkpoint(seed=1, done=9, reweighted=(ONE, OTHER), ended=True)
     assert merge([ended]).epoch == 1
@@ -275,7 +323,8 @@ def test_an_epoch_after_one_in_which_weights_were_set_begins_with_the_last():
         [[4, 9, [1.0, -1.0]]],
         [[4, 9, [0.0, 0.0]]],
         [[4, 9, [float("inf"), 1.0]]],
-        [[4, 9, [1.0] * 5000]],
+        [[4, 9, [1.0, 1.0], -1]],
+        [[4, element, [1.0] * 9000] for element in (1, 2, 3)],
     ],
 )
 def test_damaged_changes_are_refused(wrong):

@@ -78,8 +78,8 @@ def _changes(state: State, job: Job, client: str, message: SetWeights) -> list[E
         plan = state.plan(job, number)
         change = set_weights(units, plan.task, task, number, epoch.reweighted, weights, epoch.pieces)
         who, asked = (client, message.number) if number == message.epoch else ("", -1)
-        told = change.node, change.element, change.weights
-        found.append(EpochReweighted(job.name, number, *told, task=task, client=who, asked=asked))
+        told = change.node, change.element, change.weights, task, who, asked, change.replaced
+        found.append(EpochReweighted(job.name, number, *told))
     return found
 
 

@@ -50,6 +50,22 @@ def test_it_holds_from_the_first_task_on_that_was_never_leased_and_reruns_have_i
     assert set(before) <= set(again)
 
 
+def test_what_is_set_before_anything_else_is_leased_replaces_what_was_set_before():
+    service = Service(FakePlan(8))
+    worker = service.add_worker("w")
+    peer = mixed(service)
+    service.report("w", want=2)
+    service.plan_tasks(worker)
+    for number in range(3):
+        service.set_weights(peer, 2 + number, 1, number=number)
+    assert [event.replaced for event in changes(service)] == [0, 1, 2]
+    assert peer.reweighted == (WeightChange(NODE, 2, (4.0, 1.0), 2),)
+    assert service.state.jobs["a"].reweighted == (WeightChange(NODE, 0, (4.0, 1.0)),)
+    assert plain(service.replayed()) == plain(service.state)
+    service.run()
+    assert sorted(peer.complete) == list(range(8))
+
+
 def test_all_who_read_hear_of_it_before_they_hear_of_a_task_behind_it():
     """The driver looks at each word that says what can be read."""
     service = Service(FakePlan(40))
