@@ -208,11 +208,16 @@ class EpochCut(EpochEvent, frozen=True, tag="EpochCut"):
 
 
 class EpochClosed(EpochEvent, frozen=True, tag="EpochClosed"):
-    """All consumers are past it."""
+    """All consumers are past it; or it was prepared, nobody has begun it, and it runs anew (``forgotten``)."""
+
+    forgotten: bool = False
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
         epoch = job.epochs.pop(self.epoch)
-        job.left_out += sum(epoch.left_out.values())
+        if self.forgotten:
+            job.skipped -= epoch.skipped
+        else:
+            job.left_out += sum(epoch.left_out.values())
         for live in epoch.live.values():
             state.let_go(live)

@@ -100,10 +100,14 @@ def first_never_leased(job: Job, epoch: Epoch) -> int:
 def _forget_prepared(tx: Transaction, job: Job, number: int) -> None:
     """Forget epochs behind ``number`` that nobody has begun, though some of their tasks may have run.
 
-    They are prepared anew, with the weights from their first task on: no state of before could tell otherwise.
+    They are prepared anew, with the weights from their first task on: no state of before could tell otherwise. What
+    was counted of their tasks is taken back, as these run again.
     """
+    observed = tx.observed.progress.get(job.name)
     for ahead in [each for each, epoch in job.epochs.items() if each > number and epoch.ahead]:
         for task, live in job.epochs[ahead].live.items():
             tell_void(tx, job, ahead, task, live)
-        tx.emit(EpochClosed(job.name, ahead))
+        tx.emit(EpochClosed(job.name, ahead, forgotten=True))
         tx.observed.steps.pop((job.name, ahead), None)
+        if observed is not None:
+            observed.epochs.pop(ahead, None)

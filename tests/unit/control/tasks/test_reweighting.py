@@ -11,11 +11,15 @@ from tests.unit.control.control_driver import MIXED_STRUCTURE, FakeConsumer, Fak
 from tests.unit.control.membership.test_resume import state_of
 from tests.unit.control.test_random_schedules import KINDS, calm, check_epoch, disturb, settle
 
+from millrace.control import inputs as inp
 from millrace.control.journal.epoch_events import EpochReweighted
 from millrace.control.journal.snapshot import plain
+from millrace.control.journal.task_events import TaskEnded
+from millrace.dispatcher.status_report import status
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import graph_digest
 from millrace.planning.epoch_shape import WeightChange
+from millrace.protocol import messages as msg
 
 GRAPH = graph_digest(unpack(MIXED_STRUCTURE))
 NODE = 4
@@ -132,6 +136,40 @@ def test_a_prepared_epoch_is_prepared_anew_with_the_weights_from_its_first_task_
     assert sorted(peer.complete) == [0, 1, 2, 3]
     service.begin(peer)
     assert peer.reweighted == (WeightChange(NODE, 0, (0.0, 1.0)),)
+
+
+def test_what_a_forgotten_epoch_left_out_counts_when_it_has_run_again():
+    service = Service(FakePlan(1))
+    worker = service.add_worker("w")
+    peer = mixed(service)
+    service.plan_tasks(worker)
+
+    def end_all() -> None:
+        for number, lease in list(worker.leases.items()):
+            worker.finished["a", lease.ref.epoch, 0], worker.outputs["a", lease.ref.epoch, 0] = number, ["x"]
+            ended = msg.TaskFinished(lease.ref, number, 1, skipped=3, left_out=5, passed=[7])
+            service.say(inp.WorkerSaid("w", ended))
+        worker.leases.clear()
+
+    def shown() -> tuple[int, ...]:
+        (job,) = status(service.state, service.observed, service.now)["jobs"]
+        return job["skipped"], job["left_out"]
+
+    end_all()
+    assert (service.state.jobs["a"].skipped, shown()) == (6, (3, 5))
+    service.set_weights(peer, 3, 1, number=1)
+    end_all()
+    assert len([event for event in service.events if isinstance(event, TaskEnded)]) == 3
+    assert (service.state.jobs["a"].skipped, shown()) == (6, (3, 5))
+    service.run()
+    service.begin(peer)
+    service.run()
+    (job,) = [each for each in service.state.jobs.values() if each.name == "a"]
+    assert job.left_out == 5
+    assert (
+        sum(observed.passed[0] for observed in service.observed.progress["a"].epochs.values() if observed.passed) == 14
+    )
+    assert plain(service.replayed()) == plain(service.state)
 
 
 def test_who_is_behind_sets_weights_in_the_epochs_of_those_who_are_further_too():
