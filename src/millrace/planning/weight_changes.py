@@ -25,6 +25,17 @@ MOST_SET = 1 << 14
 """Weights of one epoch, without those that it began with, after which no more are set: leases and states have all."""
 MOST_WEIGHT = float(1 << 53)
 """Largest weight, as of any number in a message."""
+NOT_READ = (
+    "set_weights sets the weights of an epoch that is being read, and this iterator was closed, has come to its end, or"
+    " its dataset goes on with another one: call it on the iterator that is being read"
+)
+"""Answer to whoever sets weights on another iterator, in process and on a service."""
+TOO_LATE = (
+    "set_weights came when all tasks of this epoch that draw from the mixture had begun, so that the weights hold from"
+    " the next one on: a service that is given more tasks, by distribute(tasks=), begins the last of them later, and"
+    " leases them in their order unless sharding is STATIC_CONTIGUOUS"
+)
+"""Warning where weights hold for no element of the epoch in which they were set."""
 
 Reweighted = tuple[WeightChange, ...]
 
@@ -186,8 +197,13 @@ def first_element(units: UnitMap, number: int, unit: int) -> int:
             )
         for child, at in zip(map(graph.id_of, node.inputs), _inputs(units, node, reached[above]), strict=True):
             if child in within:
-                reached[child] = max(reached[child], at)
+                reached[child] = max(reached[child], min(at, units.of(child).count))
     return min(reached[number], units.of(number).count)
+
+
+def too_late(units: UnitMap, number: int, element: int) -> bool:
+    """Whether nothing in an epoch is made of elements of mixture ``number`` from this one on."""
+    return element >= first_element(units, number, units.of(units.graph.id_of(units.graph.root)).count)
 
 
 def with_change(before: Reweighted, change: WeightChange) -> Reweighted:

@@ -56,6 +56,7 @@ def read(iterator, count):
     return [repr(element) for _, element in zip(range(count), iterator, strict=False)]
 
 
+@pytest.mark.filterwarnings("ignore:set_weights came when all tasks")
 @pytest.mark.parametrize("behind", BEHIND)
 @settings(max_examples=3)
 @given(st.data())
@@ -64,12 +65,12 @@ def test_the_epoch_is_the_one_of_weights_that_change_with_the_element(behind, da
     epoch = iter(made(behind, [1, 1]))
     written, found, states = {0: [1, 1]}, [], []
     for _ in range(data.draw(st.integers(1, 3), label="times")):
-        found += read(epoch, data.draw(st.integers(0, 150), label="outputs"))
+        found += read(epoch, data.draw(st.integers(0, 80), label="outputs"))
         states.append((len(found), epoch.state_dict()))
         weights = data.draw(st.sampled_from([[1, 9], [0.2, 0.1], [0, 1]]), label="weights")
         written[epoch.set_weights(weights)] = weights
         states.append((len(found), epoch.state_dict()))
-        found += read(epoch, data.draw(st.integers(0, 50), label="more"))
+        found += read(epoch, data.draw(st.integers(0, 20), label="more"))
     states.append((len(found), epoch.state_dict()))
     found += read(epoch, MOST - len(found))
     epoch.close()
@@ -146,6 +147,43 @@ def test_views_pass_it_on():
         next(epoch)
         assert epoch.set_weights(np.array([1, 3])) > 0
         assert epoch.state_dict()["reweighted"][0][2] == [1.0, 3.0]
+
+
+def test_an_iterator_that_is_not_being_read_is_refused_and_sets_nothing():
+    dataset = made("nothing", [1, 1])
+    closed, ended = iter(dataset), iter(dataset)
+    closed.close()
+    assert len(list(ended)) == 4000
+    left = iter(dataset)
+    next(left)
+    with iter(dataset) as last:
+        next(last)
+        for other in (closed, ended, left):
+            with pytest.raises(PipelineError, match="call it on the iterator that is being read"):
+                other.set_weights([1, 9])
+        assert "reweighted" not in last.state_dict()
+        last.set_weights([1, 3])
+    left.close()
+    with pytest.raises(PipelineError, match="was closed, has come to its end"):
+        last.set_weights([1, 9])
+    again = iter(dataset)
+    again.load_state_dict(ended.state_dict())  # it is at the end of an epoch
+    with pytest.raises(PipelineError, match="was closed, has come to its end"):
+        again.set_weights([1, 9])
+
+
+def test_who_sets_them_when_all_tasks_have_begun_is_told_that_they_hold_later():
+    dataset = made("nothing", [1, 1])
+    epoch = iter(dataset)
+    before = read(epoch, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mr.MillraceWarning)
+        assert epoch.set_weights([1, 1]) < 4000
+    before += read(epoch, 3989)
+    with pytest.warns(mr.MillraceWarning, match="that draw from the mixture had begun, so that"):
+        assert epoch.set_weights([0, 1]) == 4000
+    assert before + read(epoch, 9) == read(iter(made("nothing", [1, 1])), 4000)
+    assert min(dataset) == 100_000
 
 
 def test_a_process_of_a_data_loader_is_refused():

@@ -206,6 +206,24 @@ def test_behind_the_last_task_it_holds_for_no_element_of_the_epoch():
     assert weight_changes.set_weights(units, plan.task, plan.length, 0, (), (1, 9)).element == 900
 
 
+@pytest.mark.parametrize(
+    ("behind", "end"),
+    [
+        (lambda mixed: mixed.take(900), 900),
+        (lambda mixed: mixed.batch(4).take(100), 400),
+        (lambda mixed: mixed.take(900).skip(7), 900),
+        (lambda mixed: mixed.take(100).concatenate(Dataset.range(900)), 100),
+        (lambda mixed: mixed, None),
+    ],
+)
+def test_it_is_too_late_where_nothing_of_the_epoch_is_made_of_what_comes_from_there_on(behind, end):
+    units = units_of(behind(endless()))
+    number = weight_changes.mixture_of(units.graph)
+    assert not weight_changes.too_late(units, number, 10**12 if end is None else end - 1)
+    if end is not None:
+        assert weight_changes.too_late(units, number, end)
+
+
 def test_a_boundary_before_a_tail_is_where_the_tasks_before_it_end():
     dataset = endless().take(9000).filter(bool).batch(4)
     units = units_of(dataset)

@@ -17,7 +17,7 @@ from millrace.control.tasks.slots import round_robin
 from millrace.errors import PipelineError
 from millrace.graph import serialize
 from millrace.planning.units import UnitMap
-from millrace.planning.weight_changes import checked_weights, set_weights
+from millrace.planning.weight_changes import checked_weights, mixture_of, set_weights, too_late
 from millrace.protocol.weight_messages import SetWeights, WeightsSet
 
 
@@ -27,7 +27,7 @@ def reweight(tx: Transaction, job: Job, consumer: int, message: SetWeights) -> N
     epoch = job.epochs.get(number)
     answer = WeightsSet(number, number=message.number)
     if epoch is None or job.consumers[consumer].epoch != number:
-        text = f"set_weights: epoch {number} is over, and the next one has not begun here: set them in that one"
+        text = f"set_weights: epoch {number} is over: call it on the iterator that is being read"
         tx.to_consumer(job, consumer, msgspec.structs.replace(answer, refused=text))
         return
     asked, element = epoch.asked.get(client, (-1, 0))
@@ -42,8 +42,15 @@ def reweight(tx: Transaction, job: Job, consumer: int, message: SetWeights) -> N
             tx.emit(each)
         element = epoch.asked[client][1]
     _tell_others(tx, job, number, consumer)
-    told = msgspec.structs.replace(answer, reweighted=epoch.reweighted, element=element)
+    units = _units(job)
+    late = too_late(units, mixture_of(units.graph), element)
+    told = msgspec.structs.replace(answer, reweighted=epoch.reweighted, element=element, late=late)
     tx.to_consumer(job, consumer, told)
+
+
+def _units(job: Job) -> UnitMap:
+    assert job.tables is not None, "an epoch is open"
+    return UnitMap(serialize.unpack(job.spec.structure), job.tables, job.seed)
 
 
 def _tell_others(tx: Transaction, job: Job, number: int, consumer: int) -> None:
@@ -68,9 +75,8 @@ def _changes(state: State, job: Job, client: str, message: SetWeights) -> list[E
             "set_weights needs an order of tasks, from one of which on the weights hold, and with ShardingPolicy.OFF"
             " each worker has its own"
         )
-    assert job.tables is not None, "an epoch is open"
     weights = checked_weights(message.weights)
-    units, found = UnitMap(serialize.unpack(job.spec.structure), job.tables, job.seed), list[EpochReweighted]()
+    units, found = _units(job), list[EpochReweighted]()
     for number, epoch in sorted(job.epochs.items()):
         if number < message.epoch or epoch.ahead:
             continue

@@ -44,7 +44,7 @@ def test_it_holds_from_the_first_task_on_that_was_never_leased_and_reruns_have_i
     service.set_weights(peer, 9, 1, number=1)
     (event,) = changes(service)
     assert (event.task, event.element, event.weights) == (2, 2, (9.0, 1.0))
-    assert [(each.number, each.element, each.refused) for each in peer.answers] == [(1, 2, "")]
+    assert [(each.number, each.element, each.refused, each.late) for each in peer.answers] == [(1, 2, "", False)]
     assert peer.reweighted == (WeightChange(NODE, 2, (9.0, 1.0)),)
     assert not any(lease.reweighted for lease in worker.leases.values())
     service.kill("w")
@@ -62,6 +62,7 @@ def test_what_is_set_before_anything_else_is_leased_replaces_what_was_set_before
     service.plan_tasks(worker)
     for number in range(3):
         service.set_weights(peer, 2 + number, 1, number=number)
+    assert [answer.late for answer in peer.answers] == [False] * 3
     assert [event.replaced for event in changes(service)] == [0, 1, 2]
     assert peer.reweighted == (WeightChange(NODE, 2, (4.0, 1.0), 2),)
     assert service.state.jobs["a"].reweighted == (WeightChange(NODE, 0, (4.0, 1.0)),)
