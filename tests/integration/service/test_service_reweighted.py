@@ -176,6 +176,23 @@ def test_who_sets_weights_when_all_tasks_are_leased_is_told_so_once(service):
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
+def test_later_epochs_for_which_other_datasets_are_written_begin_with_what_was_set(service):
+    def three(weights):
+        each = [mr.Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+        return mr.Dataset.sample_from_datasets(each, weights, seed=3).with_options(seed=5)
+
+    with three({0: [1, 1, 0], 1: [1, 0, 1]}).distribute(service.address, deterministic=True, tasks=50) as numbers:
+        epoch = iter(numbers)
+        next(epoch)
+        epoch.set_weights([1, 2, 0])
+        assert len(list(epoch)) == 199
+        assert list(numbers) == list(numbers) == list(three([1, 2, 0]))
+    with three({0: [1, 1, 0], 1: [1, 0, 1]}).distribute(service.address, deterministic=True, tasks=50) as numbers:
+        numbers.load_state_dict(epoch.state_dict())
+        assert list(numbers) == list(three([1, 2, 0]))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
 def test_operators_behind_distribute_pass_it_on(service):
     with made([1, 1]).distribute(service.address, deterministic=True, tasks=600) as batches:
         behind = batches.map(lambda batch: batch + 1)
