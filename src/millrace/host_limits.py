@@ -67,9 +67,11 @@ def _chain(groups: Path, own: Path, controller: str) -> Iterator[Path]:
         controller: of version 1, each of which has a hierarchy of its own; empty: version 2.
     """
     lines = [line.split(":", 2) for line in _read(own).splitlines() if line.count(":") >= 2]
-    path = next((line[2] for line in lines if controller in line[1].split(",")), "/")
+    together, path = next((line[1:] for line in lines if controller in line[1].split(",")), (controller, "/"))
     parts = Path(path).parts[1:]
     tops = [groups / controller] if controller else [groups, groups / "unified"]
+    if together != controller:  # they share a hierarchy, which may be mounted by the names of all of them alone
+        tops.append(groups / together)
     for top in tops:
         for depth in range(len(parts) + 1):
             yield top.joinpath(*parts[:depth])

@@ -42,6 +42,11 @@ def test_memory_is_the_hosts_unless_a_control_group_allows_less(tmp_path, own):
         ("0::/of/the/host\n", {"cpu.max": "400000 100000\n"}, 4.0),
         ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "20000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 0.2),
+        (
+            "4:cpu,cpuacct:/a\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "30000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+            0.3,
+        ),
         ("0::/\n", {"cpu.max": "garbage\n"}, None),
         ("0::/\n", {"cpu.max": "100000 0\n"}, None),
     ],

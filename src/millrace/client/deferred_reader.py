@@ -10,9 +10,10 @@ from typing import Any
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_reader import EpochReader
 from millrace.client.own_epoch_reader import OwnEpochReader, OwnProgress
-from millrace.errors import PipelineError, ServiceError, StateError, anew
+from millrace.errors import PipelineError, StateError, anew
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor
+from millrace.planning.weight_changes import NOT_READ
 
 AnyReader = EpochReader | OwnEpochReader
 Reload = Callable[[Any], AnyReader]
@@ -122,7 +123,7 @@ class DeferredReader:
                 "set_weights would set weights for all jobs that share the computation of the epoch: leave sharing= out"
             )
         if self.reader is None:
-            raise ServiceError("this iterator was closed: set_weights needs an epoch that is read")
+            raise PipelineError(NOT_READ)
         return self.reader.set_weights(weights)
 
     def put_back(self, element: Any) -> None:

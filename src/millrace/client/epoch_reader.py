@@ -16,10 +16,11 @@ from millrace.client.consumer_io import Answer, HandedOut, Over, Refuse, Used
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.job_session import CLOSE, JobSession
 from millrace.client.own_figures import OwnFigures
-from millrace.errors import DetachedError, JobConflictError, MillraceError, ServiceError, anew
+from millrace.errors import DetachedError, JobConflictError, MillraceError, PipelineError, ServiceError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor
+from millrace.planning.weight_changes import NOT_READ
 from millrace.protocol.reports import Pace
 
 Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
@@ -328,8 +329,11 @@ class EpochReader:
         """Set the weights of the mixture, see :meth:`.StatefulIterator.set_weights`.
 
         Raises:
+            PipelineError: it is read no more, or the pipeline or the job does not allow it.
             MillraceError: why the job cannot go on.
         """
+        if self._session is None or self._session.closed:
+            raise PipelineError(NOT_READ)
         return self._job_session.set_weights(self.number, weights)
 
     @property

@@ -41,7 +41,7 @@ from millrace.errors import (
     anew,
 )
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.weight_changes import checked_weights
+from millrace.planning.weight_changes import TOO_LATE, checked_weights
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, JobJoined, JoinJob
 from millrace.version import __version__
@@ -225,14 +225,14 @@ class JobSession:
             assert self.core.following is not None
             return self.core.following
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def _wait(self, condition: Callable[[], bool], meanwhile: str = "an epoch was about to begin") -> None:
         """Wait for a condition with the lock held."""
         self._monitor.wanted()
         while not condition():
             if self.core.failure is not None:
                 raise anew(self.core.failure)
             if self._over.is_set():
-                raise ServiceError("the session was closed while an epoch was about to begin")
+                raise ServiceError(f"the session was closed while {meanwhile}")
             self.shared.changed.wait()
 
     def begin(self, reading: EpochProgress) -> EpochBegun:
@@ -259,11 +259,13 @@ class JobSession:
         with self._asking:  # one after the other
             self.shared.handle(wanted)
             with self.shared.lock:
-                self._wait(lambda: self.core.weights.answer is not None)
+                self._wait(lambda: self.core.weights.answer is not None, "weights were being set")
                 answer = self.core.weights.answer
         assert answer is not None
         if answer.refused:
             raise PipelineError(answer.refused)
+        if answer.late:
+            self.notices.at_end(TOO_LATE)
         return answer.element
 
     def end(self, number: int) -> None:

@@ -148,7 +148,9 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
     rare = {"behind": checkpoint.behind, "counts": [*checkpoint.counts], "turn": checkpoint.turn}
     rare["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
-    rare["reweighted"] = [[each.node, each.element, [*each.weights]] for each in checkpoint.reweighted]
+    rare["reweighted"] = [
+        [each.node, each.element, [*each.weights], *filter(None, [each.replaced])] for each in checkpoint.reweighted
+    ]
     rare["own"] = None if checkpoint.own is None else [*msgspec.structs.astuple(checkpoint.own)]
     found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **rare}
     return {name: value for name, value in found.items() if name not in rare or value}

@@ -71,6 +71,10 @@ class EpochCursor:
         self.following = number + 1
         self._now = now
 
+    def is_last(self, now: Callable[[], Checkpoint]) -> bool:
+        """Whether the pass that began with ``now`` is the last one, and no states were loaded since."""
+        return self._now is now
+
     def started(self) -> None:
         """Forget the loaded states: somebody asks the pass for elements."""
         self.loaded = ()

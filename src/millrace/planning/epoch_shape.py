@@ -20,11 +20,13 @@ class WeightChange(msgspec.Struct, frozen=True, array_like=True):
         node: number of the mixture's node.
         element: number of the mixture's element in the epoch from which on they hold.
         weights: one for each of the mixture's inputs.
+        replaced: number of changes from the same element on that were made before it, and do not count any more.
     """
 
     node: int
     element: int
     weights: tuple[float, ...]
+    replaced: int = 0
 
 
 class RunShape(msgspec.Struct, frozen=True, kw_only=True):

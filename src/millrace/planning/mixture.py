@@ -166,23 +166,29 @@ class Mixture:
         self._drawn = _Drawn(np.zeros(1, np.int64), np.zeros((1, len(alive)), np.int64), alive[None])
         self.total = self._total(alive)
 
-    def changed(self, element: int, weights: Sequence[float]) -> Mixture:
+    def changed(self, *changes: tuple[int, Sequence[float]]) -> Mixture:
         """Make the mixture that is this one up to an element, and has other weights from there on.
 
-        What was drawn of this one before that element is not drawn again, unless weights leave inputs out.
+        What was drawn of this one before that element is not drawn again, unless weights leave inputs out. Weights that
+        hold from the same element on are replaced; from element 0 on, those that the mixture was made with.
 
         Args:
-            element: number of the element from which on they hold; not before that of earlier changes.
-            weights: one for each input.
+            changes: the number of the element from which on weights hold, and these, one for each input; ascending, and
+                not before earlier changes.
 
         Raises:
             ValueError: if the weights make no sense.
         """
-        (_, first), *changes = [*self._phases, (element, weights)]
+        phases, element = [*self._phases], changes[0][0]
+        for change in changes:
+            while phases and phases[-1][0] >= change[0]:
+                phases.pop()
+            phases.append(change)
+        (_, first), *after = phases
         passes = None if self._passes is None else self._passes.tolist()
-        other = Mixture(self._seed, first, self._counts.tolist(), self._stop_on_empty, passes, changes)
+        other = Mixture(self._seed, first, self._counts.tolist(), self._stop_on_empty, passes, after)
         drawn = self._drawn
-        if not (self._schedule.varied or other._schedule.varied):
+        if element > 0 and not (self._schedule.varied or other._schedule.varied):
             kept = max(1, int(np.searchsorted(drawn.starts, element)))
             other._drawn = _Drawn(drawn.starts[:kept], drawn.used[:kept], drawn.alive[:kept])
         return other

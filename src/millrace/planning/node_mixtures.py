@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -96,30 +97,44 @@ class NodeMixture:
     def _with(self, begin: int, changes: Changes) -> Mixture:
         found = self._changed.get((begin, changes))
         if found is None:
-            *before, (element, weights) = changes
-            known = self._changed.get((begin, tuple(before)), self._sequences[begin])
-            if before and (begin, tuple(before)) not in self._changed:
-                for each in before:
-                    known = _mixed(known).changed(*each)
-            found = _mixed(known).changed(element, weights)
+            known = self._changed.get((begin, changes[:-1]))
+            found = _mixed(self._sequences[begin]).changed(*changes) if known is None else known.changed(changes[-1])
             # Replaced as a whole: of two threads that make one at once either result is right.
             kept = list(self._changed.items())[1 - _REMEMBERED :]
             self._changed = {**dict(kept), (begin, changes): found}
         return found
 
-    def keeps_length(self, epoch: int, changes: Changes, weights: Sequence[float]) -> bool:
-        """Whether an epoch has as many elements with these weights behind ``changes`` as without; draws nothing."""
+    def keeps_length(self, epoch: int, changes: Changes) -> bool:
+        """Whether an epoch has as many elements with the last of ``changes`` as others have; draws nothing.
+
+        Of weights from one element on the last count, so that changes at element 0 replace those that are written.
+
+        Args:
+            epoch: its number.
+            changes: weights that were set while it was read, of which all but the last are known to keep the number.
+        """
         node = self._node
         assert isinstance(node, g.SampleFromDatasets)
-        sets = [each for _, each in (*node.weights_of(epoch), *changes)]
-        drawn = [{number for number, weight in enumerate(each) if weight > 0} for each in (*sets, weights)]
+        phases = [*node.weights_of(epoch), *changes]
+        sets = [each for (at, each), (after, _) in pairwise(phases) if at < after] + [phases[-1][1]]
+        drawn = [{number for number, weight in enumerate(each) if weight > 0} for each in sets]
         lengths = self._counts if self._passes is None else self._passes
         endless = {number for number, length in enumerate(lengths) if length >= ENDLESS}
+        if len(drawn) == 1:
+            return self.total == self._length(drawn[0], endless)
         if node.stop_on_empty_dataset:
             return all(each <= endless for each in drawn)
         if drawn[-1] & endless and drawn[-2] & endless:
             return True
         return self._passes is None and all(each == drawn[-1] for each in drawn) and not drawn[-1] & endless
+
+    def _length(self, drawn: set[int], endless: set[int]) -> int | None:
+        """Count the elements of an epoch of which all draw these inputs; None: it takes drawing them to know."""
+        if drawn <= endless or (drawn & endless and not self._node.stop_on_empty_dataset):
+            return ENDLESS
+        if self._node.stop_on_empty_dataset or self._passes is not None:
+            return None
+        return min(ENDLESS, sum(self._counts[number] for number in drawn))
 
 
 def _mixed(sequence: InputSequence) -> Mixture:

@@ -7,9 +7,12 @@ change or not, and tasks behind it begin in each dataset where those before it e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from numbers import Real
 from typing import Any
+
+from msgspec.structs import replace
 
 from millrace.errors import PipelineError, StateError
 from millrace.graph import nodes as g
@@ -18,10 +21,21 @@ from millrace.planning.epoch_shape import WeightChange
 from millrace.planning.plan import Piece, Task
 from millrace.planning.units import INFINITE, Positions, UnitMap, UnplannableError
 
-MOST_SET = 1 << 12
-"""Most weights, of all changes of one epoch together, as each lease and each state has all of them."""
+MOST_SET = 1 << 14
+"""Weights of one epoch, without those that it began with, after which no more are set: leases and states have all."""
 MOST_WEIGHT = float(1 << 53)
 """Largest weight, as of any number in a message."""
+NOT_READ = (
+    "set_weights sets the weights of an epoch that is being read, and this iterator was closed, has come to its end, or"
+    " its dataset goes on with another one: call it on the iterator that is being read"
+)
+"""Answer to whoever sets weights on another iterator, in process and on a service."""
+TOO_LATE = (
+    "set_weights came when all tasks of this epoch that draw from the mixture had begun, so that the weights hold from"
+    " the next one on: a service that is given more tasks, by distribute(tasks=), begins the last of them later, and"
+    " leases them in their order unless sharding is STATIC_CONTIGUOUS"
+)
+"""Warning where weights hold for no element of the epoch in which they were set."""
 
 Reweighted = tuple[WeightChange, ...]
 
@@ -45,15 +59,35 @@ def checked_weights(weights: Any) -> list[float]:
     Raises:
         PipelineError: they are none.
     """
+    if isinstance(weights, (Mapping, AbstractSet)):
+        raise PipelineError(
+            "set_weights takes one list of weights, one for each dataset in their order, which holds from now on, not"
+            f" {type(weights).__name__}"
+        )
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable):
         raise PipelineError(f"set_weights takes a list of weights, one for each dataset, not {weights!r}")
     found = list(weights)
-    numbers = [float(each) for each in found if isinstance(each, Real)]
-    if len(numbers) < len(found) or not all(0 <= each <= MOST_WEIGHT for each in numbers) or not any(numbers):
+    numbers = [number for number in map(_number, found) if number is not None and 0 <= number <= MOST_WEIGHT]
+    if len(numbers) < len(found) or not any(numbers):
         raise PipelineError(
-            f"set_weights needs one weight >= 0 for each dataset, none above 2**53 and one above 0, not {found}"
+            "set_weights needs one weight >= 0 for each dataset, none above 2**53 and one above 0, not"
+            f" [{', '.join(map(_shown, found))}]"
         )
     return numbers
+
+
+def _number(weight: object) -> float | None:
+    try:
+        return float(weight) if isinstance(weight, Real) else None
+    except OverflowError:  # beyond all floats
+        return None
+
+
+def _shown(weight: object) -> str:
+    try:
+        return repr(weight)[:60]
+    except ValueError:
+        return "a number too long to be printed"
 
 
 def set_weights(
@@ -95,18 +129,22 @@ def set_weights(
             f"set_weights needs one weight >= 0 for each dataset and one above 0: {len(node.inputs)} datasets, weights"
             f" {list(weights)}"
         )
-    if (len(before) + 1) * len(weights) > MOST_SET:
-        raise PipelineError(
-            f"set_weights: {len(before) + 1:,} sets of weights of {len(weights):,} datasets in one epoch are more than"
-            f" {MOST_SET:,} numbers; set them less often"
-        )
     root = units.of(units.graph.id_of(units.graph.root))
     unit = max(first_unit(plan, task), end_of_read(pieces, root.count))
     # Of an epoch that goes on from states less may have begun than before.
     last = max((change.element for change in before if change.node == number), default=0)
     element = max(last, first_element(units, number, unit))
     change = WeightChange(number, element, tuple(float(weight) for weight in weights))
-    if not units.mixtures[number].keeps_length(epoch, _of(before, number), change.weights):
+    if before and _place(before[-1]) == _place(change):
+        change = replace(change, replaced=before[-1].replaced + 1)
+    others = [each for each in before if each.element and _place(each) != _place(change)]
+    if _numbers(others) >= MOST_SET:
+        raise PipelineError(
+            f"set_weights has changed weights {len(others):,} times in this epoch, and as each task and each state has"
+            f" all of them, that is as often as it can with {len(weights):,} datasets: set them less often, or have"
+            " epochs that end sooner, by take(n) behind the mixture, as the next one begins with the last weights alone"
+        )
+    if not units.mixtures[number].keeps_length(epoch, _of((*before, change), number)):
         raise PipelineError(
             f"set_weights would change the number of elements of {node}, which other tasks count on: mix datasets that"
             " repeat() without end, with take(n) behind them, or draw the same datasets until all have ended"
@@ -159,8 +197,18 @@ def first_element(units: UnitMap, number: int, unit: int) -> int:
             )
         for child, at in zip(map(graph.id_of, node.inputs), _inputs(units, node, reached[above]), strict=True):
             if child in within:
-                reached[child] = max(reached[child], at)
+                reached[child] = max(reached[child], min(at, units.of(child).count))
     return min(reached[number], units.of(number).count)
+
+
+def too_late(units: UnitMap, number: int, element: int) -> bool:
+    """Whether nothing in an epoch is made of elements of mixture ``number`` from this one on."""
+    return element >= first_element(units, number, units.of(units.graph.id_of(units.graph.root)).count)
+
+
+def with_change(before: Reweighted, change: WeightChange) -> Reweighted:
+    """Add a change to those before it; it may replace the last one."""
+    return (*(before[:-1] if change.replaced else before), change)
 
 
 def carried(changes: Iterable[WeightChange]) -> Reweighted:
@@ -170,17 +218,46 @@ def carried(changes: Iterable[WeightChange]) -> Reweighted:
 
 
 def longest(told: Iterable[Reweighted]) -> Reweighted:
-    """Merge what several readers know of the changes of one epoch: of any two, one is the beginning of the other.
+    """Merge what several readers know of the changes of one epoch: of any two, one was the other before more were made.
 
     Raises:
         StateError: it is not.
     """
     known: Reweighted = ()
-    for changes in told:
-        short, known = sorted((known, changes), key=len)
-        if known[: len(short)] != short:
+    for changes in map(_merged, told):
+        short, known = sorted((known, changes), key=lambda each: sum(1 + change.replaced for change in each))
+        if not _became(short, known):
             raise StateError("the states are not of one run: other weights were set in the epoch that they are of")
     return known
+
+
+def _merged(changes: Reweighted) -> Reweighted:
+    """Leave out changes that later ones replace, as states of before they were left out have them."""
+    found = list[WeightChange]()
+    for change in changes:
+        same = found.pop() if found and _place(found[-1]) == _place(change) else None
+        found.append(change if same is None else replace(change, replaced=change.replaced + 1 + same.replaced))
+    return tuple(found)
+
+
+def _became(before: Reweighted, after: Reweighted) -> bool:
+    """Whether further changes made one list of the other: all is there, but for the last, which may be replaced."""
+    if not before:
+        return True
+    *first, last = before
+    if len(after) < len(before) or after[: len(first)] != tuple(first):
+        return False
+    there = after[len(first)]
+    return there == last or (_place(there) == _place(last) and there.replaced > last.replaced)
+
+
+def _place(change: WeightChange) -> tuple[int, int]:
+    return change.node, change.element
+
+
+def _numbers(changes: Iterable[WeightChange]) -> int:
+    """Count the weights that count, without those that an epoch begins with."""
+    return sum({_place(change): len(change.weights) for change in changes if change.element}.values())
 
 
 def check_numbers(changes: Reweighted) -> None:
@@ -193,10 +270,10 @@ def check_numbers(changes: Reweighted) -> None:
     for change in changes:
         if not all(0 <= each <= MOST_WEIGHT for each in change.weights) or not any(change.weights):
             raise StateError(f"the state is damaged: no dataset can have been drawn by weights {list(change.weights)}")
-        if not at.get(change.node, 0) <= change.element <= INFINITE:
+        if not at.get(change.node, 0) <= change.element <= INFINITE or change.replaced < 0:
             raise StateError(f"the state is damaged: weights were set from element {change.element} on")
         at[change.node] = change.element
-    if sum(len(change.weights) for change in changes) > MOST_SET:
+    if _numbers(changes[:-1]) >= MOST_SET:
         raise StateError(f"the state is damaged: it has more than {MOST_SET:,} weights")
 
 
@@ -212,7 +289,7 @@ def check_changes(units: UnitMap, epoch: int, changes: Reweighted) -> None:
         node = units.graph.nodes[change.node] if mixture is not None else None
         if mixture is None or not isinstance(node, g.SampleFromDatasets) or len(change.weights) != len(node.inputs):
             raise StateError(f"the state is damaged: node {change.node} does not mix by {len(change.weights)} weights")
-        if not mixture.keeps_length(epoch, _of(changes[:index], change.node), change.weights):
+        if not mixture.keeps_length(epoch, _of(changes[: index + 1], change.node)):
             raise StateError(f"the state is damaged: by its weights {node} would have another number of elements")
 
 

@@ -21,7 +21,7 @@ class WeightsSet(Message, frozen=True, tag="WeightsSet"):
     """The weights that were set in an epoch, all of them, for a consumer that reads it; what is leased later has them.
 
     To whoever asked it is the answer to ``number``: they hold from ``element`` of the mixture on, or were ``refused``,
-    in a sentence. -1: somebody else asked.
+    in a sentence; ``late``: nothing in the epoch is made of elements from there on. -1: somebody else asked.
     """
 
     epoch: int
@@ -29,3 +29,4 @@ class WeightsSet(Message, frozen=True, tag="WeightsSet"):
     number: int = -1
     element: int = 0
     refused: str = ""
+    late: bool = False

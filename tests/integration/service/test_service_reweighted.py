@@ -145,6 +145,54 @@ def test_what_a_service_refuses_is_a_sentence_and_reading_goes_on(service):
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
+def test_an_iterator_that_is_not_being_read_is_refused_as_it_is_in_process(service):
+    batches = made([1, 1]).distribute(service.address)
+    closed = iter(batches)
+    next(closed)
+    closed.close()
+    ended = iter(batches)
+    assert len(list(ended)) == COUNT // 20
+    last = iter(batches)
+    next(last)
+    for other in (closed, ended):
+        with pytest.raises(mr.PipelineError, match="call it on the iterator that is being read"):
+            other.set_weights([1, 9])
+    assert "reweighted" not in last.state_dict()
+    batches.close()
+    with pytest.raises(mr.PipelineError, match="call it on the iterator that is being read"):
+        last.set_weights([1, 9])
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_who_sets_weights_when_all_tasks_are_leased_is_told_so_once(service):
+    with made([1, 1]).distribute(service.address, deterministic=True, tasks=2) as batches:
+        epoch = iter(batches)
+        seen = some(epoch, 1199)
+        with pytest.warns(mr.MillraceWarning, match="that draw from the mixture had begun") as told:
+            assert [epoch.set_weights([9, 1]), epoch.set_weights([0, 1])] == [COUNT, COUNT]
+        assert len(told) == 1
+        seen += list(epoch)
+    assert prints(seen) == prints(written([1, 1]))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_later_epochs_for_which_other_datasets_are_written_begin_with_what_was_set(service):
+    def three(weights):
+        each = [mr.Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+        return mr.Dataset.sample_from_datasets(each, weights, seed=3).with_options(seed=5)
+
+    with three({0: [1, 1, 0], 1: [1, 0, 1]}).distribute(service.address, deterministic=True, tasks=50) as numbers:
+        epoch = iter(numbers)
+        next(epoch)
+        epoch.set_weights([1, 2, 0])
+        assert len(list(epoch)) == 199
+        assert list(numbers) == list(numbers) == list(three([1, 2, 0]))
+    with three({0: [1, 1, 0], 1: [1, 0, 1]}).distribute(service.address, deterministic=True, tasks=50) as numbers:
+        numbers.load_state_dict(epoch.state_dict())
+        assert list(numbers) == list(three([1, 2, 0]))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
 def test_operators_behind_distribute_pass_it_on(service):
     with made([1, 1]).distribute(service.address, deterministic=True, tasks=600) as batches:
         behind = batches.map(lambda batch: batch + 1)

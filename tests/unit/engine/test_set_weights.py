@@ -56,6 +56,7 @@ def read(iterator, count):
     return [repr(element) for _, element in zip(range(count), iterator, strict=False)]
 
 
+@pytest.mark.filterwarnings("ignore:set_weights came when all tasks")
 @pytest.mark.parametrize("behind", BEHIND)
 @settings(max_examples=3)
 @given(st.data())
@@ -64,20 +65,18 @@ def test_the_epoch_is_the_one_of_weights_that_change_with_the_element(behind, da
     epoch = iter(made(behind, [1, 1]))
     written, found, states = {0: [1, 1]}, [], []
     for _ in range(data.draw(st.integers(1, 3), label="times")):
-        found += read(epoch, data.draw(st.integers(0, 150), label="outputs"))
+        found += read(epoch, data.draw(st.integers(0, 80), label="outputs"))
         states.append((len(found), epoch.state_dict()))
         weights = data.draw(st.sampled_from([[1, 9], [0.2, 0.1], [0, 1]]), label="weights")
         written[epoch.set_weights(weights)] = weights
         states.append((len(found), epoch.state_dict()))
-        found += read(epoch, data.draw(st.integers(0, 50), label="more"))
+        found += read(epoch, data.draw(st.integers(0, 20), label="more"))
     states.append((len(found), epoch.state_dict()))
     found += read(epoch, MOST - len(found))
     epoch.close()
     with iter(made(behind, written, weights_by="element")) as expected:
         assert read(expected, MOST) == found
-    known = [
-        (at, state) for at, state in states if len(state.get("reweighted", [])) == len(states[-1][1]["reweighted"])
-    ]
+    known = [(at, state) for at, state in states if state.get("reweighted") == states[-1][1]["reweighted"]]
     for at, state in known:
         again = made(behind, [1, 1])
         with iter(again) as epoch:
@@ -100,6 +99,24 @@ def test_later_epochs_begin_with_the_last_weights():
     other.load_state_dict(ended)
     assert read(iter(other), 4000) == expected
     assert read(iter(made("nothing", [1, 1])), 4000) != expected
+
+
+def test_the_last_weights_hold_in_later_epochs_for_which_others_are_written():
+    """Those would draw another dataset: the ones that are set replace them altogether."""
+
+    def three(weights):
+        each = [Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+        return Dataset.sample_from_datasets(each, weights, seed=3).with_options(seed=11)
+
+    dataset = three({0: [1, 1, 0], 1: [1, 0, 1]})
+    epoch = iter(dataset)
+    next(epoch)
+    epoch.set_weights([1, 2, 0])
+    assert len(list(epoch)) == 199
+    assert list(dataset) == list(dataset) == list(three([1, 2, 0]))
+    again = three({0: [1, 1, 0], 1: [1, 0, 1]})
+    again.load_state_dict(epoch.state_dict())
+    assert list(again) == list(three([1, 2, 0]))
 
 
 def test_a_state_loaded_from_before_takes_what_was_set_since_back():
@@ -130,6 +147,43 @@ def test_views_pass_it_on():
         next(epoch)
         assert epoch.set_weights(np.array([1, 3])) > 0
         assert epoch.state_dict()["reweighted"][0][2] == [1.0, 3.0]
+
+
+def test_an_iterator_that_is_not_being_read_is_refused_and_sets_nothing():
+    dataset = made("nothing", [1, 1])
+    closed, ended = iter(dataset), iter(dataset)
+    closed.close()
+    assert len(list(ended)) == 4000
+    left = iter(dataset)
+    next(left)
+    with iter(dataset) as last:
+        next(last)
+        for other in (closed, ended, left):
+            with pytest.raises(PipelineError, match="call it on the iterator that is being read"):
+                other.set_weights([1, 9])
+        assert "reweighted" not in last.state_dict()
+        last.set_weights([1, 3])
+    left.close()
+    with pytest.raises(PipelineError, match="was closed, has come to its end"):
+        last.set_weights([1, 9])
+    again = iter(dataset)
+    again.load_state_dict(ended.state_dict())  # it is at the end of an epoch
+    with pytest.raises(PipelineError, match="was closed, has come to its end"):
+        again.set_weights([1, 9])
+
+
+def test_who_sets_them_when_all_tasks_have_begun_is_told_that_they_hold_later():
+    dataset = made("nothing", [1, 1])
+    epoch = iter(dataset)
+    before = read(epoch, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mr.MillraceWarning)
+        assert epoch.set_weights([1, 1]) < 4000
+    before += read(epoch, 3989)
+    with pytest.warns(mr.MillraceWarning, match="that draw from the mixture had begun, so that"):
+        assert epoch.set_weights([0, 1]) == 4000
+    assert before + read(epoch, 9) == read(iter(made("nothing", [1, 1])), 4000)
+    assert min(dataset) == 100_000
 
 
 def test_a_process_of_a_data_loader_is_refused():

@@ -1,4 +1,5 @@
 import re
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -104,20 +105,70 @@ def test_inputs_that_end_may_be_drawn_otherwise_until_all_have_ended_and_no_long
         decided(both, weights=(1, 1, 1))
 
 
+@pytest.mark.parametrize("last", [(1, 2, 0), (3, 1, 0)])
+def test_weights_that_an_epoch_begins_with_replace_those_that_are_written_for_it(last):
+    """So the number of elements is that of the epoch with them, whatever other datasets these would have drawn."""
+    three = [Dataset.range(at, at + 100) for at in (0, 1000, 2000)]
+    mixed = Dataset.sample_from_datasets(three, {0: [1, 1, 0], 1: [1, 0, 1]}, weights_by="epoch", seed=1)
+    units = units_of(mixed)
+    number = weight_changes.mixture_of(units.graph)
+    begun = weight_changes.carried([WeightChange(number, 50, last)])
+    weight_changes.check_changes(units, 1, begun)
+    sequence = units.mixtures[number].of_epoch(1, ((0, last),))
+    alone = units_of(Dataset.sample_from_datasets(three, last, seed=1)).mixtures[number].of_epoch(1)
+    assert sequence.total == alone.total == 200
+    every = np.arange(200)
+    assert [each.tolist() for each in sequence.resolve(every)] == [each.tolist() for each in alone.resolve(every)]
+    weight_changes.check_changes(units, 1, (*begun, WeightChange(number, 7, (1, 5, 0))))
+    for wrong in ((WeightChange(number, 0, (1, 1, 1)),), (*begun, WeightChange(number, 7, (1, 0, 1)))):
+        with pytest.raises(StateError, match="another number of elements"):
+            weight_changes.check_changes(units, 1, wrong)
+
+
 def test_weights_are_checked_before_anything_else():
     for wrong in ([-1, 1], [0, 0], [1e300, 1], [float("nan"), 1], [float("inf"), 1], ["a", 1]):
         with pytest.raises(PipelineError, match="one weight >= 0 for each dataset, none above"):
             weight_changes.checked_weights(wrong)
+    for large in (10**400, -(10**5000), Fraction(10**400)):  # for a float, or even to be printed
+        with pytest.raises(PipelineError, match=r"none above 2\*\*53"):
+            weight_changes.checked_weights([large, 1])
     with pytest.raises(PipelineError, match="a list of weights"):
         weight_changes.checked_weights(3)
+    for other in ({0: 1, 1: 3}, {1: 1, 2: 3}.keys(), {1, 3}, frozenset([1])):
+        with pytest.raises(PipelineError, match=r"one list of weights, .*, which holds from now on, not"):
+            weight_changes.checked_weights(other)
     assert weight_changes.checked_weights(np.array([1, 3], np.float32)) == [1.0, 3.0]
 
 
 def test_so_many_weights_of_an_epoch_travel_with_each_task_and_no_more():
-    many = tuple(WeightChange(4, 0, (1.0, 1.0)) for _ in range(weight_changes.MOST_SET // 2))
-    assert decided(endless().take(900), before=many[1:])
-    with pytest.raises(PipelineError, match="set them less often"):
-        decided(endless().take(900), before=many)
+    mixed = Dataset.sample_from_datasets([SOME.repeat()] * 2100, seed=1).take(900)
+    number, weights = weight_changes.mixture_of(units_of(mixed).graph), (1.0,) * 2100
+    begun = WeightChange(number, 0, weights)
+    many = tuple(WeightChange(number, 1 + element, weights) for element in range(8))
+    assert decided(mixed, weights=weights, before=(begun, *many[1:]))
+    with pytest.raises(
+        PipelineError, match=r"changed weights 8 times in this epoch.*set them less often, or have epochs"
+    ):
+        decided(mixed, weights=weights, before=(begun, *many))
+    last = decided(mixed, weights=weights)[1]
+    again = decided(mixed, weights=weights, before=(begun, *many[1:], last))[1]  # replaces that one
+    assert (again.element, again.replaced) == (last.element, 1)
+    weight_changes.check_numbers((begun, *many[1:], last))
+
+
+def test_of_what_is_set_before_the_next_task_begins_the_last_counts_and_a_list_does_not_grow():
+    """However often: thousands of sets in an epoch of which nothing else begins are one."""
+    changes: tuple[WeightChange, ...] = (WeightChange(weight_changes.mixture_of(units_of(endless()).graph), 0, (3, 1)),)
+    element = decided(endless().take(900), 1)[1].element
+    for turn in range(3):
+        changes = weight_changes.with_change(changes, decided(endless().take(900), 1, (1, 2 + turn), before=changes)[1])
+    assert [(each.element, each.weights, each.replaced) for each in changes] == [
+        (0, (3, 1), 0),
+        (element, (1, 4), 2),
+    ]
+    at_begin = decided(endless().take(900), 0, (1, 7), before=changes[:1])[1]
+    assert weight_changes.with_change(changes[:1], at_begin) == (at_begin,)
+    assert at_begin.replaced == 1
 
 
 @pytest.mark.parametrize(
@@ -155,6 +206,24 @@ def test_behind_the_last_task_it_holds_for_no_element_of_the_epoch():
     assert weight_changes.set_weights(units, plan.task, plan.length, 0, (), (1, 9)).element == 900
 
 
+@pytest.mark.parametrize(
+    ("behind", "end"),
+    [
+        (lambda mixed: mixed.take(900), 900),
+        (lambda mixed: mixed.batch(4).take(100), 400),
+        (lambda mixed: mixed.take(900).skip(7), 900),
+        (lambda mixed: mixed.take(100).concatenate(Dataset.range(900)), 100),
+        (lambda mixed: mixed, None),
+    ],
+)
+def test_it_is_too_late_where_nothing_of_the_epoch_is_made_of_what_comes_from_there_on(behind, end):
+    units = units_of(behind(endless()))
+    number = weight_changes.mixture_of(units.graph)
+    assert not weight_changes.too_late(units, number, 10**12 if end is None else end - 1)
+    if end is not None:
+        assert weight_changes.too_late(units, number, end)
+
+
 def test_a_boundary_before_a_tail_is_where_the_tasks_before_it_end():
     dataset = endless().take(9000).filter(bool).batch(4)
     units = units_of(dataset)
@@ -185,7 +254,7 @@ def test_where_a_change_is_allowed_length_and_all_before_it_stay(counts, data, e
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
     for element in sorted(data.draw(st.lists(st.integers(0, 90), max_size=3))):
         other = data.draw(drawn)
-        if not mixed.keeps_length(0, changes, other):
+        if not mixed.keeps_length(0, (*changes, (element, other))):
             continue
         before, changes = mixed.of_epoch(0, changes), (*changes, (element, other))
         after = mixed.of_epoch(0, changes)
@@ -202,7 +271,7 @@ def test_what_was_drawn_before_a_change_is_drawn_once(element):
     counts = [BLOCK // 3, 10 * BLOCK]
     one = Mixture(7, [1, 1], counts)
     one.resolve([3 * BLOCK])
-    other = one.changed(element, [1, 3])
+    other = one.changed((element, [1, 3]))
     assert len(other._drawn.starts) - 1 == np.searchsorted(one._drawn.starts[1:], element)
     plain = Mixture(7, [1, 1], counts, changes=[(element, [1, 3])])
     some = np.arange(0, 4 * BLOCK, 7)
@@ -229,6 +298,30 @@ def test_states_carry_changes_and_the_longest_list_counts():
         merge([known, msgspec.structs.replace(late, reweighted=(OTHER,))])
 
 
+def test_states_of_before_and_after_a_change_was_replaced_are_of_one_run():
+    replacing, again = WeightChange(4, 90, (2.0, 1.0), 1), WeightChange(4, 90, (3.0, 1.0), 2)
+    after = WeightChange(4, 95, (1.0, 1.0))
+    for one, other in (
+        ((ONE, OTHER), (ONE, replacing)),
+        ((ONE, OTHER), (ONE, again, after)),
+        ((ONE, replacing), (ONE, again)),
+        ((ONE,), (ONE, again)),
+        ((), (ONE, again)),
+        ((ONE, OTHER, WeightChange(4, 90, (2.0, 1.0))), (ONE, again)),  # a state that has what was replaced
+    ):
+        assert weight_changes.longest([one, other]) == weight_changes.longest([other, one]) == other
+    for one, other in (
+        ((ONE, replacing), (ONE, OTHER, after)),
+        ((OTHER,), (ONE, again)),
+        ((again,), (replacing, after)),
+    ):
+        with pytest.raises(StateError, match="other weights were set"):
+            weight_changes.longest([one, other])
+    known = Checkpoint(seed=1, done=3, reweighted=(ONE, replacing))
+    assert pack(known)["reweighted"] == [[4, 10, [1.0, 3.0]], [4, 90, [2.0, 1.0], 1]]
+    assert unpack(pack(known)) == known
+
+
 def test_an_epoch_after_one_in_which_weights_were_set_begins_with_the_last():
     ended = Checkpoint(seed=1, done=9, reweighted=(ONE, OTHER), ended=True)
     assert merge([ended]).epoch == 1
@@ -248,7 +341,8 @@ def test_an_epoch_after_one_in_which_weights_were_set_begins_with_the_last():
         [[4, 9, [1.0, -1.0]]],
         [[4, 9, [0.0, 0.0]]],
         [[4, 9, [float("inf"), 1.0]]],
-        [[4, 9, [1.0] * 5000]],
+        [[4, 9, [1.0, 1.0], -1]],
+        [[4, element, [1.0] * 9000] for element in (1, 2, 3)],
     ],
 )
 def test_damaged_changes_are_refused(wrong):

@@ -9,7 +9,7 @@ from millrace.control.state.state import Epoch, State
 from millrace.control.state.task_state import ReaderProgress, TaskState
 from millrace.planning.epoch_shape import EpochShape, WeightChange
 from millrace.planning.progress import TaskSet
-from millrace.planning.weight_changes import carried
+from millrace.planning.weight_changes import carried, with_change
 
 
 class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
@@ -85,6 +85,7 @@ class EpochReweighted(EpochEvent, frozen=True, tag="EpochReweighted"):
         element: number of the mixture's element in the epoch from which on they hold.
         task: the first that was never leased.
         client: who asked, and ``asked``: the number of its question; "": it was asked of an epoch before.
+        replaced: number of changes from the same element on that count no more.
     """
 
     node: int
@@ -93,11 +94,12 @@ class EpochReweighted(EpochEvent, frozen=True, tag="EpochReweighted"):
     task: int = 0
     client: str = ""
     asked: int = -1
+    replaced: int = 0
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
-        epoch, change = job.epochs[self.epoch], WeightChange(self.node, self.element, self.weights)
-        epoch.reweighted = (*epoch.reweighted, change)
+        epoch, change = job.epochs[self.epoch], WeightChange(self.node, self.element, self.weights, self.replaced)
+        epoch.reweighted = with_change(epoch.reweighted, change)
         job.reweighted = carried((change,))
         if self.client:
             epoch.asked[self.client] = self.asked, self.element
@@ -206,11 +208,16 @@ class EpochCut(EpochEvent, frozen=True, tag="EpochCut"):
 
 
 class EpochClosed(EpochEvent, frozen=True, tag="EpochClosed"):
-    """All consumers are past it."""
+    """All consumers are past it; or it was prepared, nobody has begun it, and it runs anew (``forgotten``)."""
+
+    forgotten: bool = False
 
     def apply(self, state: State) -> None:
         job = state.jobs[self.job]
         epoch = job.epochs.pop(self.epoch)
-        job.left_out += sum(epoch.left_out.values())
+        if self.forgotten:
+            job.skipped -= epoch.skipped
+        else:
+            job.left_out += sum(epoch.left_out.values())
         for live in epoch.live.values():
             state.let_go(live)

@@ -17,7 +17,7 @@ from millrace.control.tasks.slots import round_robin
 from millrace.errors import PipelineError
 from millrace.graph import serialize
 from millrace.planning.units import UnitMap
-from millrace.planning.weight_changes import checked_weights, set_weights
+from millrace.planning.weight_changes import checked_weights, mixture_of, set_weights, too_late
 from millrace.protocol.weight_messages import SetWeights, WeightsSet
 
 
@@ -27,7 +27,7 @@ def reweight(tx: Transaction, job: Job, consumer: int, message: SetWeights) -> N
     epoch = job.epochs.get(number)
     answer = WeightsSet(number, number=message.number)
     if epoch is None or job.consumers[consumer].epoch != number:
-        text = f"set_weights: epoch {number} is over, and the next one has not begun here: set them in that one"
+        text = f"set_weights: epoch {number} is over: call it on the iterator that is being read"
         tx.to_consumer(job, consumer, msgspec.structs.replace(answer, refused=text))
         return
     asked, element = epoch.asked.get(client, (-1, 0))
@@ -42,8 +42,15 @@ def reweight(tx: Transaction, job: Job, consumer: int, message: SetWeights) -> N
             tx.emit(each)
         element = epoch.asked[client][1]
     _tell_others(tx, job, number, consumer)
-    told = msgspec.structs.replace(answer, reweighted=epoch.reweighted, element=element)
+    units = _units(job)
+    late = too_late(units, mixture_of(units.graph), element)
+    told = msgspec.structs.replace(answer, reweighted=epoch.reweighted, element=element, late=late)
     tx.to_consumer(job, consumer, told)
+
+
+def _units(job: Job) -> UnitMap:
+    assert job.tables is not None, "an epoch is open"
+    return UnitMap(serialize.unpack(job.spec.structure), job.tables, job.seed)
 
 
 def _tell_others(tx: Transaction, job: Job, number: int, consumer: int) -> None:
@@ -68,9 +75,8 @@ def _changes(state: State, job: Job, client: str, message: SetWeights) -> list[E
             "set_weights needs an order of tasks, from one of which on the weights hold, and with ShardingPolicy.OFF"
             " each worker has its own"
         )
-    assert job.tables is not None, "an epoch is open"
     weights = checked_weights(message.weights)
-    units, found = UnitMap(serialize.unpack(job.spec.structure), job.tables, job.seed), list[EpochReweighted]()
+    units, found = _units(job), list[EpochReweighted]()
     for number, epoch in sorted(job.epochs.items()):
         if number < message.epoch or epoch.ahead:
             continue
@@ -78,8 +84,8 @@ def _changes(state: State, job: Job, client: str, message: SetWeights) -> list[E
         plan = state.plan(job, number)
         change = set_weights(units, plan.task, task, number, epoch.reweighted, weights, epoch.pieces)
         who, asked = (client, message.number) if number == message.epoch else ("", -1)
-        told = change.node, change.element, change.weights
-        found.append(EpochReweighted(job.name, number, *told, task=task, client=who, asked=asked))
+        told = change.node, change.element, change.weights, task, who, asked, change.replaced
+        found.append(EpochReweighted(job.name, number, *told))
     return found
 
 
@@ -100,10 +106,14 @@ def first_never_leased(job: Job, epoch: Epoch) -> int:
 def _forget_prepared(tx: Transaction, job: Job, number: int) -> None:
     """Forget epochs behind ``number`` that nobody has begun, though some of their tasks may have run.
 
-    They are prepared anew, with the weights from their first task on: no state of before could tell otherwise.
+    They are prepared anew, with the weights from their first task on: no state of before could tell otherwise. What
+    was counted of their tasks is taken back, as these run again.
     """
+    observed = tx.observed.progress.get(job.name)
     for ahead in [each for each, epoch in job.epochs.items() if each > number and epoch.ahead]:
         for task, live in job.epochs[ahead].live.items():
             tell_void(tx, job, ahead, task, live)
-        tx.emit(EpochClosed(job.name, ahead))
+        tx.emit(EpochClosed(job.name, ahead, forgotten=True))
         tx.observed.steps.pop((job.name, ahead), None)
+        if observed is not None:
+            observed.epochs.pop(ahead, None)

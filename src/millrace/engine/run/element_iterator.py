@@ -40,10 +40,12 @@ class StatefulIterator(Iterator[Any], ABC):
 
         Returns:
             Number of the mixture's element in this epoch, from 0 on, from which on they hold: the epoch is the one of
-            ``sample_from_datasets(..., {0: before, number: weights}, weights_by="element")``.
+            ``sample_from_datasets(..., {0: before, number: weights}, weights_by="element")``. Where all tasks have
+            begun that is where the epoch ends, as far as the mixture is read, and a ``MillraceWarning`` says so.
 
         Raises:
-            PipelineError: the pipeline has no mixture or several, or operators behind it that reorder its elements.
+            PipelineError: the pipeline has no mixture or several, or operators behind it that reorder its elements; or
+                this iterator was closed, has come to its end, or is not the one of its dataset that is being read.
         """
 
     def get_state(self) -> dict[str, Any]:

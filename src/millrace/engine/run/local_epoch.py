@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +24,7 @@ from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.run.task_run import Run
 from millrace.engine.threads.final_prefetch import overlapped
-from millrace.errors import MillraceError, PipelineError, StateError, anew
+from millrace.errors import MillraceError, MillraceWarning, PipelineError, StateError, anew
 from millrace.graph.nodes import always_reused
 from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
@@ -32,7 +34,7 @@ from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
-from millrace.planning.weight_changes import carried, check_changes, checked_weights
+from millrace.planning.weight_changes import NOT_READ, TOO_LATE, carried, check_changes, checked_weights
 from millrace.protocol.reports import NodeMeasure
 
 _NOTHING: Any = object()
@@ -380,9 +382,14 @@ class LocalIterator(ElementIterator):
                     "set_weights sets weights for all who read an epoch, and this is one of several processes of a"
                     " DataLoader without a service, each of which knows its own part: use distribute()"
                 )
+            over = reading.tally.ended or inspect.getgeneratorstate(reading.elements) == inspect.GEN_CLOSED
+            if over or not reading.passes.is_last(reading.state):
+                raise PipelineError(NOT_READ)
             change = reading.epoch.set_weights(checked_weights(weights))
             reading.passes.reweighted = carried((change,))
-            return change.element
+        if reading.program.too_late(change):
+            warnings.warn(TOO_LATE, MillraceWarning, stacklevel=2)
+        return change.element
 
     def load_state_dict(self, state: Any) -> None:
         """Go on where ``state`` was taken: in that epoch, or at its end.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from millrace.planning.checkpoint import Merged
 from millrace.planning.epoch_shape import WeightChange
-from millrace.planning.weight_changes import Reweighted
+from millrace.planning.weight_changes import Reweighted, with_change
 
 Decide = Callable[[int, int, Reweighted, Sequence[float]], WeightChange]
 """Finds the change that weights make: of the first task that has not begun, the epoch, the changes before, and them."""
@@ -43,5 +43,5 @@ class LocalWeights:
         """
         with self._lock:
             change = decide(self._first, self._epoch, self.changes, weights)
-            self.changes = (*self.changes, change)
+            self.changes = with_change(self.changes, change)
             return change

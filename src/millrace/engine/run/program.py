@@ -33,7 +33,7 @@ from millrace.planning.epoch_shape import FRESH, RunShape, WeightChange
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
-from millrace.planning.weight_changes import Reweighted, set_weights
+from millrace.planning.weight_changes import Reweighted, set_weights, too_late
 from millrace.protocol.reports import NodeMeasure
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
@@ -207,6 +207,10 @@ class Program:
     def set_weights(self, task: int, epoch: int, before: Reweighted, weights: Sequence[float]) -> WeightChange:
         """Decide from which element of the mixture on weights hold, see :func:`.weight_changes.set_weights`."""
         return set_weights(self._units, self.plan.task, task, epoch, before, weights, self._pieces)
+
+    def too_late(self, change: WeightChange) -> bool:
+        """Whether weights were set when nothing is to come that they would hold for."""
+        return too_late(self._units, change.node, change.element)
 
     def measures(self) -> list[NodeMeasure]:
         """Measure each node over all tasks so far; one that was left out has passed on its stand-in's output."""

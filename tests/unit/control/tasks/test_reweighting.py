@@ -11,11 +11,15 @@ from tests.unit.control.control_driver import MIXED_STRUCTURE, FakeConsumer, Fak
 from tests.unit.control.membership.test_resume import state_of
 from tests.unit.control.test_random_schedules import KINDS, calm, check_epoch, disturb, settle
 
+from millrace.control import inputs as inp
 from millrace.control.journal.epoch_events import EpochReweighted
 from millrace.control.journal.snapshot import plain
+from millrace.control.journal.task_events import TaskEnded
+from millrace.dispatcher.status_report import status
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import graph_digest
 from millrace.planning.epoch_shape import WeightChange
+from millrace.protocol import messages as msg
 
 GRAPH = graph_digest(unpack(MIXED_STRUCTURE))
 NODE = 4
@@ -40,7 +44,7 @@ def test_it_holds_from_the_first_task_on_that_was_never_leased_and_reruns_have_i
     service.set_weights(peer, 9, 1, number=1)
     (event,) = changes(service)
     assert (event.task, event.element, event.weights) == (2, 2, (9.0, 1.0))
-    assert [(each.number, each.element, each.refused) for each in peer.answers] == [(1, 2, "")]
+    assert [(each.number, each.element, each.refused, each.late) for each in peer.answers] == [(1, 2, "", False)]
     assert peer.reweighted == (WeightChange(NODE, 2, (9.0, 1.0)),)
     assert not any(lease.reweighted for lease in worker.leases.values())
     service.kill("w")
@@ -48,6 +52,23 @@ def test_it_holds_from_the_first_task_on_that_was_never_leased_and_reruns_have_i
     again = {lease.ref.task: lease.reweighted for lease in other.leases.values()}
     assert set(again.values()) == {peer.reweighted}
     assert set(before) <= set(again)
+
+
+def test_what_is_set_before_anything_else_is_leased_replaces_what_was_set_before():
+    service = Service(FakePlan(8))
+    worker = service.add_worker("w")
+    peer = mixed(service)
+    service.report("w", want=2)
+    service.plan_tasks(worker)
+    for number in range(3):
+        service.set_weights(peer, 2 + number, 1, number=number)
+    assert [answer.late for answer in peer.answers] == [False] * 3
+    assert [event.replaced for event in changes(service)] == [0, 1, 2]
+    assert peer.reweighted == (WeightChange(NODE, 2, (4.0, 1.0), 2),)
+    assert service.state.jobs["a"].reweighted == (WeightChange(NODE, 0, (4.0, 1.0)),)
+    assert plain(service.replayed()) == plain(service.state)
+    service.run()
+    assert sorted(peer.complete) == list(range(8))
 
 
 def test_all_who_read_hear_of_it_before_they_hear_of_a_task_behind_it():
@@ -116,6 +137,40 @@ def test_a_prepared_epoch_is_prepared_anew_with_the_weights_from_its_first_task_
     assert sorted(peer.complete) == [0, 1, 2, 3]
     service.begin(peer)
     assert peer.reweighted == (WeightChange(NODE, 0, (0.0, 1.0)),)
+
+
+def test_what_a_forgotten_epoch_left_out_counts_when_it_has_run_again():
+    service = Service(FakePlan(1))
+    worker = service.add_worker("w")
+    peer = mixed(service)
+    service.plan_tasks(worker)
+
+    def end_all() -> None:
+        for number, lease in list(worker.leases.items()):
+            worker.finished["a", lease.ref.epoch, 0], worker.outputs["a", lease.ref.epoch, 0] = number, ["x"]
+            ended = msg.TaskFinished(lease.ref, number, 1, skipped=3, left_out=5, passed=[7])
+            service.say(inp.WorkerSaid("w", ended))
+        worker.leases.clear()
+
+    def shown() -> tuple[int, ...]:
+        (job,) = status(service.state, service.observed, service.now)["jobs"]
+        return job["skipped"], job["left_out"]
+
+    end_all()
+    assert (service.state.jobs["a"].skipped, shown()) == (6, (3, 5))
+    service.set_weights(peer, 3, 1, number=1)
+    end_all()
+    assert len([event for event in service.events if isinstance(event, TaskEnded)]) == 3
+    assert (service.state.jobs["a"].skipped, shown()) == (6, (3, 5))
+    service.run()
+    service.begin(peer)
+    service.run()
+    (job,) = [each for each in service.state.jobs.values() if each.name == "a"]
+    assert job.left_out == 5
+    assert (
+        sum(observed.passed[0] for observed in service.observed.progress["a"].epochs.values() if observed.passed) == 14
+    )
+    assert plain(service.replayed()) == plain(service.state)
 
 
 def test_who_is_behind_sets_weights_in_the_epochs_of_those_who_are_further_too():
