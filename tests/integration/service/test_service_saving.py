@@ -61,6 +61,7 @@ def test_a_save_whose_job_failed_is_gone_on_with_in_another_job(service, tmp_pat
         dataset.save(tmp_path / "saved")
 
 
+@pytest.mark.filterwarnings("ignore:set_weights came when all tasks")  # as they may have, which does not matter here
 @pytest.mark.parametrize("service", [2], indirect=True)
 def test_an_epoch_of_a_service_with_weights_that_were_set_is_another_one(service, tmp_path):
     parts = [mr.Dataset.range(500).repeat(), mr.Dataset.range(1000, 1500).repeat()]

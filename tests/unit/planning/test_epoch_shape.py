@@ -38,7 +38,7 @@ def test_its_fields_lie_flat_in_what_is_sent_and_kept():
     lease = LeaseTask(TaskRef("job", 1, 2), 5, 0, **SHAPE.for_runs())
     assert msgspec.json.decode(msgspec.json.encode(lease)) == {
         "type": "LeaseTask", "ref": ["job", 1, 2], "lease": 5, "consumer": 0, "reused": 3, "chunks": 5,
-        "reweighted": [[4, 9, [1.0, 3.0]]]
+        "reweighted": [[4, 9, [1.0, 3.0], 0]]
     }  # fmt: skip
     assert msgspec.json.encode(EpochOpened("job", 0)) == b'{"type":"EpochOpened","job":"job","epoch":0}'
     assert set(RunShape.__struct_fields__) <= set(EpochShape.__struct_fields__) <= set(Checkpoint.__struct_fields__)

@@ -267,7 +267,7 @@ def test_calls_under_way_are_awaited_and_the_others_never_made(monkeypatch, pool
         done.append(number)
         return number
 
-    found = spread(work, list(range(30)), pool, size=1)
+    found = spread(work, list(range(10_000)), pool, size=1)
     assert next(found).elements == [0]
     assert next(found).elements == [1] if end == "close" else True
     assert end == "raise" or begun.wait(timeout=20)
@@ -287,7 +287,7 @@ def test_calls_under_way_are_awaited_and_the_others_never_made(monkeypatch, pool
     go.set()
     stopper.join(timeout=20)
     assert done.index(2) < done.index("stopped") == len(done) - 1
-    assert len(done) < 15
+    assert len(done) < 1000  # some are made behind one that takes long
 
 
 def test_a_pool_closes_twice_and_opens_again():
