@@ -164,8 +164,8 @@ def test_a_disk_that_takes_no_more_is_said_and_nothing_is_left(tmp_path):
     expect(path)
 
 
-def test_a_store_publishes_what_its_writer_has_seen_and_nothing_else(bucket):
-    place = SavedPlace(f"{bucket}compared")
+def expect_compared(place):
+    """A writer publishes over what it has seen, and over nothing else."""
     assert place.published() == Version()
     place.publish(b"1", Version())
     first = place.published()
@@ -175,6 +175,10 @@ def test_a_store_publishes_what_its_writer_has_seen_and_nothing_else(bucket):
     with pytest.raises(ConflictError):
         place.publish(b"4", first)
     assert place.published().raw == b"3"
+
+
+def test_a_store_publishes_what_its_writer_has_seen_and_nothing_else(bucket):
+    expect_compared(SavedPlace(f"{bucket}compared"))
 
 
 class _CloudStorage(BaseHTTPRequestHandler):
@@ -218,16 +222,7 @@ def test_a_store_that_compares_generations_publishes_what_its_writer_has_seen(mo
             own = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
             key = {**own, "client_email": "", "private_key": "", "private_key_id": ""}
             monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
-            place = SavedPlace("gs://generations/saved")
-            assert place.published() == Version()
-            place.publish(b"1", Version())
-            first = place.published()
-            with pytest.raises(ConflictError):
-                place.publish(b"2", Version())
-            place.publish(b"3", first)
-            with pytest.raises(ConflictError):
-                place.publish(b"4", first)
-            assert place.published().raw == b"3"
+            expect_compared(SavedPlace("gs://generations/saved"))
         finally:
             server.shutdown()
             thread.join()
