@@ -475,6 +475,29 @@ class TestFiles:
         del cache
         assert not os.path.exists(folder)
 
+    def test_a_fetch_that_is_under_way_leaves_nothing_of_a_temporary_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        cache, rmdir, late = SampleCache(max_samples=5), os.rmdir, []
+
+        def rmdir_late(path, **options):
+            with pytest.raises(CacheError, match="was closed"), cache._claims.claim(1):
+                pass  # what a thread does that has looked whether the cache is closed just before it was
+            late.append(path)
+            rmdir(path, **options)
+
+        monkeypatch.setattr(os, "rmdir", rmdir_late)
+        cache.close()
+        assert late
+        assert not list(tmp_path.iterdir())
+
+    def test_a_folder_whose_remover_was_killed_is_removed_by_the_next_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        for name, file in (("millrace-samples-of-the-user.gone", "notes"), ("millrace-samples-x.gone", "claims")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / file).touch()
+        SampleCache(max_samples=5).close()
+        assert [each.name for each in tmp_path.iterdir()] == ["millrace-samples-of-the-user.gone"]
+
     def test_temporary_folders_of_killed_processes_are_removed_by_the_next_one(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         (tmp_path / "millrace-samples-of-the-user").mkdir()

@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
+from millrace.errors import CacheError
 from millrace.private_folder import private
 
 _LOCK = "hhqqi0q"
@@ -39,7 +40,10 @@ class Claims:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         with _opening:
-            handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise CacheError(f"{os.path.dirname(self._path)} is gone: the SampleCache was closed") from error
             _handles.add(handle)
         try:
             yield handle

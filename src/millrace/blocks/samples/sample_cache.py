@@ -31,6 +31,8 @@ _SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
 _OURS = re.compile(r"samples\.db(-wal|-shm|-journal)?|claims|users|counts-[0-9a-f]{16}")
 _OWN = "millrace-samples"
 """Folder in the one that a user names, which may hold other files."""
+_GONE = ".gone"
+"""Ends the name of a temporary folder that is being removed."""
 _FAILED_AHEAD = 8
 """Samples that fail to be fetched ahead, and none that doesn't, before a process warns of it."""
 _FAILING = (
@@ -382,7 +384,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _join_temporary() -> tuple[str, int]:
-    """Make a temporary folder and become its user; those go that this user's processes left when they were killed."""
+    """Make a temporary folder and become its user; those that this user's processes left when killed are removed."""
     with os.scandir(tempfile.gettempdir()) as entries:
         found = [entry.path for entry in entries if entry.name.startswith(f"{_OWN}-")]
     for path in found:
@@ -397,12 +399,21 @@ def _join_temporary() -> tuple[str, int]:
 def _remove_unused(folder: str) -> None:
     if os.lstat(folder).st_uid != os.geteuid():
         return
+    if folder.endswith(_GONE) and all(map(_is_ours, os.listdir(folder))):  # whoever was removing it was killed
+        shutil.rmtree(folder)
+        return
     handle = private(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
+        _remove(folder)
     finally:
         os.close(handle)
+
+
+def _remove(folder: str) -> None:
+    """Remove a temporary folder; a fetch that is under way in it can make no file anew, which would have it stay."""
+    os.rename(folder, folder + _GONE)
+    shutil.rmtree(folder + _GONE)
 
 
 def _join(folder: str, *, keep: bool) -> int:
@@ -433,7 +444,7 @@ def _leave(folder: str, use: int, owner: int, *, keep: bool, whole: bool) -> Non
         return
     with contextlib.suppress(OSError):
         if whole:
-            shutil.rmtree(folder)
+            _remove(folder)
         elif not keep:
             fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _clear(folder)
