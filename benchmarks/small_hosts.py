@@ -139,6 +139,7 @@ class Turns(Fleet):
         self._folder = (folder or Path(tempfile.gettempdir())) / fleet
         self._folder.mkdir(exist_ok=True)
         self._over: dict[str, threading.Event] = {}
+        self._seen: dict[str, float] = {}  # by host, what it was known to have used: a file may lag behind by a turn
 
     def add(self, name: str, cores: float, pid: int) -> None:
         """Begin to stop and continue a process."""
@@ -163,8 +164,10 @@ class Turns(Fleet):
 
     def used_s(self) -> float:
         """Add up what all files say, and what living processes have used since."""
-        said = [path.read_text().split() for path in self._folder.iterdir() if path.suffix != ".new"]
-        return sum(max(float(used_s), _used_s(int(pid))) for pid, used_s in said)
+        for path in [path for path in self._folder.iterdir() if path.suffix != ".new"]:
+            pid, used_s = path.read_text().split()
+            self._seen[path.name] = max(float(used_s), _used_s(int(pid)), self._seen.get(path.name, 0.0))
+        return sum(self._seen.values())
 
     def close(self) -> None:
         """Remove the folder."""

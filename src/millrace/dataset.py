@@ -164,7 +164,8 @@ class Dataset(Operators, Viewable):
             patterns: as for :meth:`from_files`.
             columns: names of those that are read; None: all.
             names: of the files' columns, where these have no first line that says them; None: they have.
-            types: by column int, float, str, bytes or bool; of others what the first file's first MiB looks like.
+            types: by column int, float, str, bytes or bool; of others what the first file's first MiB looks like. The
+                first file has all columns that are named here.
             delimiter: one character between values, which may be in double quotes.
             compression: as for :meth:`from_tfrecords`.
         """

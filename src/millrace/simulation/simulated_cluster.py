@@ -365,14 +365,15 @@ class SimulatedCluster:
 
     def job_again(self, name: str) -> None:
         """Have whoever has read a job that had to begin anew read it again, as the others wait for it."""
-        for (job, _), consumer in self.ranks.items():
-            if job == name and consumer.done:
+        for consumer in [each for (job, _), each in self.ranks.items() if job == name]:
+            consumer.outlived = consumer.joined is not None  # and hears of it, or of why the job before it failed
+            if consumer.done:
                 self._start_again(consumer)
 
     def run_again(self, name: str) -> None:
         """Whoever has read the job and closed it reads it once more: another run of the training."""
-        for (job, _), consumer in self.ranks.items():
-            if job == name and consumer.done and consumer.failure is None:
+        for consumer in [each for (job, _), each in self.ranks.items() if job == name]:
+            if consumer.done and consumer.failure is None:
                 self._start_again(consumer)
 
     def _start_again(self, consumer: SimulatedConsumer) -> None:
@@ -380,15 +381,13 @@ class SimulatedCluster:
             return  # whoever runs the training starts one process for each that has ended
         self._followed.add(consumer)
         self.expected += 1
-        again = self.network.rng.uniform(0.1, 1.0)
-        self.network.after(
-            again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, consumer.states
-        )
+        arguments = (consumer.spec, consumer.consumer, consumer.stops, None, consumer.states)
+        self.network.after(self.network.rng.uniform(0.1, 1.0), self.add_consumer, *arguments)
 
     def consumer_over(self, consumer: SimulatedConsumer) -> None:
         """Note that a consumer has read all that it wanted, or failed."""
         self.expected -= 1
-        if consumer.failure is not None and consumer.failure.kind not in OF_THE_DATA:
+        if consumer.failure is not None and (consumer.outlived or consumer.failure.kind not in OF_THE_DATA):
             self._start_again(consumer)  # the training begins anew
         self.one_less(consumer.spec.name)
 

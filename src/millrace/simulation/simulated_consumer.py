@@ -66,7 +66,7 @@ class SimulatedConsumer(Process):
         self.spec, self.consumer, self.client = spec, consumer, name
         self._epochs = spec.epochs
         self._stall = cluster.members.stall(spec, name) if not consumer else -1
-        self.done = False
+        self.done = self.outlived = False
         self.failure: msg.Failure | None = None
         self.stops = stops
         self._cluster = cluster

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,7 @@ class _Rows:
 
         names = self._names(split)
         wanted = names if self._node.columns is None else list(self._node.columns)
-        if missing := [name for name in wanted if name not in names]:
-            raise PipelineError(
-                f"from_csv(columns=...): {split.location} has no column {', '.join(map(repr, missing))}. Its columns "
-                f"are {', '.join(map(repr, names))}"
-            )
+        _check_has("columns", wanted, names, split)
         for block in self._blocks.read(split):
             types = {name: self._types.get(name, pa.string()) for name in names}  # of files that have more columns
             for batch in self._parse(split, block, names, wanted, types):
@@ -96,6 +92,7 @@ class _Rows:
         given = {name: pa.type_for_alias(_ARROW_TYPES[kind]) for name, kind in (self._node.types or {}).items()}
         for split in self._blocks.splits:
             names = self._names(split)
+            _check_has("types", given, names, split)
             block = next(iter(self._blocks.read(split)), None)
             for batch in [] if block is None else self._parse(split, block, names, names, given):
                 known = {field.name: field.type for field in batch.schema}
@@ -134,6 +131,14 @@ class _Rows:
             ) from None
         found: list[Any] = table.combine_chunks().to_batches()
         return found
+
+
+def _check_has(argument: str, wanted: Iterable[str], names: list[str], split: Split) -> None:
+    if missing := [name for name in wanted if name not in names]:
+        raise PipelineError(
+            f"from_csv({argument}=...): {split.location} has no column {', '.join(map(repr, missing))}. Its columns "
+            f"are {', '.join(map(repr, names))}"
+        )
 
 
 def _quotes_span_lines(data: bytes) -> bool:

@@ -54,6 +54,18 @@ def test_jobs_that_outnumber_workers_have_equal_time():
     assert len(had) == 16
 
 
+def test_whose_shares_belong_to_workers_has_its_time_like_others_after_one_job_had_more():
+    service = service_of(1, {"long": {"priority": 0.2}})
+    service.join("c-first", "first", priority=5.0)
+    service.join("c-other", "other")
+    service.join("c-owner", "owner", sharding="static")
+    for _ in range(25):  # in which the worker computes one task
+        service.tick(1.0)
+    assert counts(service) == {"long": 1}
+    had = run(service, 100)
+    assert had["owner"] >= 0.7 * had["other"] > 0
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_time_is_by_priority(workers):
     service = service_of(workers, {"high": {"priority": 3.0}, "low": {}, "other": {}})

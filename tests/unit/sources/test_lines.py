@@ -152,6 +152,7 @@ def test_rows_are_what_tf_data_makes_of_them(tmp_path):
         ("a,a\n1,2\n", {}, r"its first line should say its columns, and says \['a', 'a'\]\. Give names="),
         ("a,b\n1\n", {}, r"Expected 2 columns, got 1"),
         ("a,b\n1,2\n", {"columns": ("c",)}, r"has no column 'c'\. Its columns are 'a', 'b'"),
+        ("a,b\n1,2\n", {"types": {"A": "int"}}, r" has no column 'A'\. Its columns are 'a', 'b'"),
         ('a,b\n"1\n2",2\n', {}, r"one has an odd number of quotes\. A value in quotes must not"),
     ],
 )

@@ -419,7 +419,7 @@ def _can_run(tx: Transaction, worker: Worker, name: str) -> bool:
 def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
     """How the job stands without this worker."""
     if _owns(job, worker):
-        return Standing(0, has.share)  # nobody else can run what is this worker's share
+        return Standing(0, has.share, min(0.0, has.ahead))  # nobody else can run what is this worker's share
     return Standing(has.workers - 1, has.share, has.ahead) if worker.job == job.name else has
 
 
