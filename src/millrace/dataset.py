@@ -15,19 +15,18 @@ from millrace.graph import nodes as g
 from millrace.graph import source_nodes as s
 from millrace.graph.source_nodes import FromArrays, FromList, FromMapStyle, FromParquet
 from millrace.guarantees import ShardingPolicy, Sharing, Visitation
-from millrace.operators import Operators
+from millrace.order_operators import OrderOperators
 from millrace.pipeline import Pipeline
 from millrace.whole_numbers import whole
 from millrace.windowed import pipeline_of
 
 if TYPE_CHECKING:
     from millrace.engine.run.local_epoch import LocalIterator
-    from millrace.planning.sampler_orders import Sampler
     from millrace.policies.bucket_boundaries import SuggestedBuckets
     from millrace.sources.saved_manifest import SavedInfo
 
 
-class Dataset(Operators, Viewable):
+class Dataset(OrderOperators, Viewable):
     """An immutable, lazy description of an input pipeline.
 
     Start with a source (:meth:`range`, :meth:`from_files`, ...), add operators, and iterate: in this process, or with
@@ -352,65 +351,6 @@ class Dataset(Operators, Viewable):
         from millrace.length_sample import suggested_buckets
 
         return suggested_buckets(self._source, element_length_func, buckets, sample, batch_tokens)
-
-    def sample(self, sampler: Sampler, *, seed: int | None = None) -> Self:
-        """Draws of ``sampler``, anew in each epoch: which elements there are, how often, and in which order.
-
-        Put it behind the source, or behind operators that give one element for each: its input has to be readable at
-        any position.
-
-        Args:
-            sampler: one of :mod:`millrace.samplers`, or an object of one's own with ``positions(size, seed, epoch)``,
-                see :class:`millrace.samplers.Sampler`.
-            seed: that it draws by; None: the pipeline's.
-
-        Raises:
-            PipelineError: it is no sampler.
-        """
-        return self._then(g.Sample, **validation.sampler(sampler), seed=validation.seed("sample", seed))
-
-    def rejection_resample(
-        self,
-        class_func: Callable[..., int],
-        target_dist: Sequence[float],
-        initial_dist: Sequence[float] | None = None,
-        seed: int | None = None,
-    ) -> Self:
-        """``(class, element)`` of elements that are left out or repeated, so that classes come in given proportions.
-
-        Args:
-            class_func: class of an element, a whole number from 0 on.
-            target_dist: share of each class that there is to be; 1 together.
-            initial_dist: share of each class that there is. None: it is estimated, in each task for itself, so that
-                with a few hundred elements in a task the shares are some points off.
-            seed: of the choices, which are others in each epoch; None: the pipeline's.
-
-        Raises:
-            PipelineError: these are no shares.
-        """
-        label = "rejection_resample"
-        return self._then(
-            g.RejectionResample,
-            class_fn=validation.function(label, class_func),
-            **mixture_arguments.distributions(label, target_dist, initial_dist),
-            seed=validation.seed(label, seed),
-        )
-
-    def reservoir(self, size: int, *, with_replacement: bool = False, seed: int | None = None) -> Self:
-        """Uniform random order of all elements, from sequential reads (OneAccess, section 3).
-
-        As many elements as fit are read forward, from all over the data, and handed out in random order; then the next
-        ones. So any data whose number of elements is known are shuffled fully, without seeks, at the cost of a pass
-        over them for each ``size`` elements.
-
-        Args:
-            size: elements that are held at a time; fewer, where these exceed the buffer (``with_options``).
-            with_replacement: each element is any of the dataset's, whatever came before; an epoch is as many draws as
-                there are elements.
-            seed: of the order, which is another one in each epoch; None: the pipeline's.
-        """
-        held, number = validation.positive("reservoir", "size", size), validation.seed("reservoir", seed)
-        return self._then(g.Reservoir, size=held, with_replacement=bool(with_replacement), seed=number)
 
     def distribute(
         self,

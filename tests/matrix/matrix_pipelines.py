@@ -128,6 +128,9 @@ OPERATORS = {
     "reservoir of what is read in sequence": lambda root: (
         Dataset.from_parquet(files(root, "parquet"), columns=["number"]).reservoir(150, with_replacement=True).batch(20)
     ),
+    "reservoir of what is filtered": lambda root: (
+        numbers(600).filter(kept).reservoir(70, levels=[200]).map(random).batch(20)
+    ),
     "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
     "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
     "batch collated": lambda root: numbers(590).filter(kept).batch(20, collate=summed, fill_remainder="mask"),

@@ -39,6 +39,7 @@ _LISTS = {
     "keys",
     "target_dist",
     "initial_dist",
+    "levels",
 }
 """Fields that the user gives as a list, or as a single string."""
 

@@ -232,7 +232,7 @@ class EpochOrders:
         if isinstance(self.units.graph.nodes[number], g.Sample):
             return self._sampled(number, repetition)
         if isinstance(self.units.graph.nodes[number], g.Reservoir):
-            return self._of_reservoir(number, repetition)
+            return self.of_reservoir(number, repetition, self.units.of(number).count)
         units, key = self.units, self.key(number, repetition)
         child = units.graph.id_of(self._shuffle(number).inputs[0])
         below = units.of(child)
@@ -252,13 +252,18 @@ class EpochOrders:
         changes = tuple((each.element, each.weights) for each in self._reweighted if each.node == number)
         return self.units.mixtures[number].of_epoch(self.epoch, changes)
 
-    def _of_reservoir(self, number: int, repetition: int) -> Order:
+    def reservoir_key(self, number: int, repetition: int) -> int:
+        """Derive the key of the random choices of ``number``, a reservoir."""
         node = self.units.graph.nodes[number]
         assert isinstance(node, g.Reservoir), f"{node} has no order of this kind"
-        key = derive(
+        return derive(
             self.seed if node.seed is None else node.seed, self.units.graph.keys[number], self.epoch, repetition
         )
-        count = self.units.of(number).count
+
+    def of_reservoir(self, number: int, repetition: int, count: int) -> Order:
+        """Order of ``count`` elements that ``number``, a reservoir, brings them into."""
+        node, key = self.units.graph.nodes[number], self.reservoir_key(number, repetition)
+        assert isinstance(node, g.Reservoir), f"{node} has no order of this kind"
         return DrawnOrder(count, key) if node.with_replacement else FullPermutation(count, key)
 
     def _sampled(self, number: int, repetition: int) -> Order:

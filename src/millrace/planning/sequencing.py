@@ -45,7 +45,7 @@ def asserted_length(node: g.Node, skips: bool) -> int | None:
     """
     if isinstance(node, g.AssertCardinality):
         return node.count
-    one_to_one = (g.Shuffle, g.Enumerate, *PASSING, *(() if skips else (g.Map, g.Scan)))
+    one_to_one = (g.Shuffle, g.Reservoir, g.Enumerate, *PASSING, *(() if skips else (g.Map, g.Scan)))
     batches = (g.Batch, g.PaddedBatch)
     if not isinstance(node, (*one_to_one, *batches, g.Take)) or getattr(node, "together", 0) > 0:
         return None

@@ -164,8 +164,10 @@ class UnitMap:
                 return self._source(node, self.summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
-            if isinstance(node, (g.Sample, g.Reservoir)):
-                raise PipelineError(_NO_POSITIONS[type(node)].format(node=node)) from error
+            if isinstance(node, g.Sample):
+                raise PipelineError(_NO_POSITIONS.format(node=node)) from error
+            if isinstance(node, g.Reservoir) and self.skips:
+                raise PipelineError(_NO_SKIPS.format(node=node)) from error
             return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
@@ -353,7 +355,7 @@ def _shard(_map: UnitMap, _number: int, node: g.Shard, below: list[Units]) -> Un
 def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> Units:
     (units,) = below
     if not units.cheap or units.yields is not Cardinality.ONE or units.count >= INFINITE:
-        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
+        raise PipelineError(_NO_POSITIONS.format(node=node))
     if isinstance(node.sampler.value, ComputedSampler):
         node.sampler.value.check(units.count)
     count = units.count if node.num_samples is None else node.num_samples
@@ -364,25 +366,33 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
 
 def _reservoir(_map: UnitMap, _number: int, node: g.Reservoir, below: list[Units]) -> Units:
     (units,) = below
-    if units.yields is not Cardinality.ONE or units.count >= INFINITE:
-        raise PipelineError(_NO_POSITIONS[type(node)].format(node=node))
+    if units.count >= INFINITE:
+        raise PipelineError(f"{node} draws from all elements, and its input must have an end: put take(n) before it")
+    if node.levels:
+        raise UnplannableError(node, "has levels, which are one worker's", "Without levels the work can be shared.")
+    if units.yields is not Cardinality.ONE:
+        raise UnplannableError(node, *_PASSES)
     refill = 0 if units.cheap else math.ceil(min(node.size, units.count) * units.reads)
     return replace(units, refill=max(units.refill, refill))
 
 
-_NO_POSITIONS = {
-    g.Sample: (
-        "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it"
-        " must have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
-        ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
+_NO_POSITIONS = (
+    "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it"
+    " must have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
+    ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
+)
+_NO_SKIPS = (
+    '{node} reads its input several times, as nobody knows how many elements it has; what on_error="skip" leaves out'
+    " could be others each time: filter() them, or save() what is before it and load() that"
+)
+_PASSES = (
+    "draws from all elements, and doesn't know how many there are, so that it reads all of its input for each refill",
+    (
+        "Put it before what leaves elements out or makes more of one, behind a source that knows its length before it"
+        " is read (of TFRecord and tar shards: local ones that are not compressed, and tar shards with an index), and"
+        " the work can be shared."
     ),
-    g.Reservoir: (
-        "{node} draws from all elements, and has to know how many there are: its input must have an end, be of a source"
-        " that knows its length before it is read (of TFRecord and tar shards: local ones that are not compressed, and"
-        " tar shards with an index), and nothing before it may leave elements out or make more of one,"
-        ' on_error="skip" included; shuffle(buffer_size) takes any input'
-    ),
-}
+)
 
 
 def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units]) -> Units:

@@ -23,6 +23,7 @@ from millrace.engine.cache.cached_tasks import TaskItem
 from millrace.engine.run import index_streams
 from millrace.engine.run.fused import run_fused
 from millrace.engine.run.index_streams import Array, Feed, Route
+from millrace.engine.run.keyed_refills import Passes, levels_above, refills
 from millrace.engine.run.reading import read_positions, read_splits, read_whole_splits
 from millrace.engine.run.refills import Refills
 from millrace.engine.run.task import NodeContext, RunningTask
@@ -92,6 +93,8 @@ class Lowering:
         below = [self.graph.id_of(child) for child in node.inputs]
         if isinstance(node, g.Repeat):
             chunks = self._repeat_stream(node, below[0], repetition)
+        elif isinstance(node, g.Reservoir):
+            chunks = self._reservoir_stream(number, node, below[0], repetition)
         elif isinstance(node, g.Concatenate):
             chunks = chain.from_iterable(self.stream(child, repetition) for child in below)
         elif isinstance(node, (g.Cache, g.Autocache)):
@@ -414,6 +417,28 @@ class Lowering:
         for turn in itertools.count():
             yield from self.stream(self.graph.id_of(child), repetition_of(repetition, turn))
             yield Chunk([], Origin(number, 0), range(0))
+
+    def _reservoir_stream(self, number: int, node: g.Reservoir, child: int, repetition: int) -> Chunks:
+        context, orders = NodeContext(self.task, number, repetition), self.task.orders
+        read = functools.partial(self.stream, child, repetition)
+        passes = Passes(read, orders.reservoir_key(number, repetition), context.label)
+        if node.with_replacement:
+            count = passes.measure()
+            drawn = Refills(
+                orders.of_reservoir(number, repetition, count).at, passes.pick, node.size, context.budget, 0
+            )
+            yield from drawn.chunks(index_streams.blocks(0, count), context.mixed(), context.chunk_size)
+            return
+        position = 0
+        with levels_above(passes, node.levels, context.label) as level:
+            for held in refills(level, node.size, context.budget):
+                held.reverse()
+                while held:  # and what has gone out takes no memory here
+                    size = max(1, context.chunk_size())
+                    out = held[: -size - 1 : -1]
+                    del held[-size:]
+                    yield Chunk(out, context.mixed(), range(position, position + len(out)))
+                    position += len(out)
 
     def _repeat_stream(self, node: g.Repeat, child: int, repetition: int) -> Chunks:
         turn = 0

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from millrace.dataset import Dataset
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.run.refills import Refills
-from millrace.errors import PipelineError
 from millrace.planning.drawn_order import DrawnOrder
 from millrace.planning.orders import FullPermutation
 
@@ -164,23 +163,6 @@ def test_a_task_has_as_many_elements_as_are_held_where_reading_is_in_sequence(ru
     made = runs.program(Dataset.range(10_000).reservoir(3000).batch(10))
     assert made.plan.length > 10
     made.close()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda runs: runs.sequential(9, 9, counted=False).reservoir(5),
-        lambda runs: Dataset.range(9).filter(bool).reservoir(5),
-        lambda runs: Dataset.range(9).repeat().reservoir(5),
-        lambda runs: Dataset.range(9).filter(bool).take(3).reservoir(5),
-        lambda runs: Dataset.range(9).map(abs).reservoir(5).with_options(on_error="skip"),
-    ],
-)
-def test_data_of_unknown_length_are_refused_with_a_remedy(runs, build):
-    with pytest.raises(
-        PipelineError, match=r"^reservoir\(\) draws from all elements, and has to know how many there are"
-    ):
-        runs.program(build(runs))
 
 
 def test_of_nothing_comes_nothing(runs):
