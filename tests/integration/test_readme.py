@@ -32,10 +32,13 @@ BY_HAND = {"range", "zip"}
 """Their arguments are whatever Python's own take; the documents show how."""
 
 
-def examples() -> list[tuple[str, str]]:
+OPERATORS = ("docs/operators.md",)
+
+
+def examples(documents: tuple[str, ...] = DOCUMENTS) -> list[tuple[str, str]]:
     """(document and line, text) of each block of Python that is not called a fragment."""
     found = []
-    for document in DOCUMENTS:
+    for document in documents:
         text = (ROOT / document).read_text()
         for block in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             line = text[: block.start()].count("\n") + 1
@@ -61,6 +64,12 @@ def test_an_example_runs_when_it_is_copied_into_a_file(place: str, text: str, tm
     printed = run(tmp_path, script)
     if place.startswith("README.md"):
         assert printed == "9984 elements in this process, 9984 from the service\n"
+
+
+@pytest.mark.parametrize(("place", "text"), examples(OPERATORS), ids=[place for place, _ in examples(OPERATORS)])
+def test_an_example_of_an_operator_runs(place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # in this process, as there are many of a few lines each
+    exec(compile(text, place, "exec"), {"__name__": "__main__"})
 
 
 def test_there_are_examples_everywhere():
