@@ -138,6 +138,15 @@ def millrace_packed(told: dict[str, Any]) -> Callable[[int], Iterable[Any]]:
     return _served(mr.Dataset.from_webdataset(f"s3://{BUCKET}/packed/shard-*.tar").map(_sample_pixels), told)
 
 
+def millrace_packed_here(told: dict[str, Any]) -> Callable[[int], Iterable[Any]]:
+    """The same without a service: threads of the training process read and decode."""
+    import millrace as mr
+
+    samples = mr.Dataset.from_webdataset(f"s3://{BUCKET}/packed/shard-*.tar").map(_sample_pixels)
+    batches = samples.cache(os.path.join(told["scratch"], "cache")).shuffle(_WINDOW).batch(told["batch"])
+    return lambda _epoch: batches
+
+
 def webdataset_loader(told: dict[str, Any]) -> Callable[[int], Iterable[Any]]:
     """WebDataset over the shards of ``millrace pack``, kept on disk once they were read."""
     import webdataset as wds
@@ -220,6 +229,7 @@ READERS: dict[str, tuple[Callable[[dict[str, Any]], Callable[[int], Iterable[Any
     "millrace, raw objects, two lines in torch": (millrace_cached, ()),
     "millrace, raw objects, service": (millrace_files, ()),
     "millrace, packed, service": (millrace_packed, ()),
+    "millrace, packed, in process": (millrace_packed_here, ()),
     "s3fs and DataLoader, raw objects": (s3fs_loader, ("s3fs==2026.9.0",)),
     "WebDataset, packed": (webdataset_loader, ("webdataset==1.0.2",)),
     "MosaicML Streaming, its shards": (mosaic_loader, ("mosaicml-streaming==0.13.0",)),

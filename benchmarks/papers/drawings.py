@@ -43,6 +43,25 @@ def figure6(report: Report, folder: str) -> list[str]:
     return [*lines, _saved(plt, drawing, folder, "papers.figure6-thresholds.svg", report)]
 
 
+def live_scaling(report: Report, folder: str) -> list[str]:
+    """Rate over workers of each kind of work, and where each policy has ended."""
+    plt = pyplot()
+    works = report["works"]
+    drawing, panels = plt.subplots(1, len(works), figsize=(10, 3), layout="constrained", squeeze=False)
+    styles = {"millrace": (_OURS, "o"), "Cachew": (_CACHEW, "s")}
+    for axes, (name, found) in zip(panels.flat, works.items(), strict=True):
+        curve = {int(workers): each["elements"] for workers, each in found["fixed"].items()}
+        axes.plot(list(curve), list(curve.values()), color="#888888", marker=".", label="fixed numbers")
+        for number, (policy, each) in enumerate(found["policies"].items()):
+            colour, mark = styles.get(policy, (_PODS, "^v"[number % 2]))
+            axes.plot(each["workers"], each["elements"], color=colour, marker=mark, linestyle="", label=policy)
+        axes.set_title(f"an element {name}", fontsize=9)
+        axes.set_ylim(bottom=0)
+    panels[0][0].legend(fontsize=7)
+    _label(panels, "workers", "elements/s")
+    return [_saved(plt, drawing, folder, "papers.live_scaling-rates.svg", report)]
+
+
 def step_change(report: Report, folder: str) -> list[str]:
     """Workers and batch time while the consumer changes its speed."""
     return [_over_time({"": report["timeline"]}, folder, "papers.step_change-timeline.svg", report)]
@@ -289,6 +308,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.costs": costs,
     "papers.figure10": figure10,
     "papers.figure6": figure6,
+    "papers.live_scaling": live_scaling,
     "papers.lost_servers": lost_servers,
     "papers.micro_timeline": micro_timeline,
     "papers.one_host": one_host,

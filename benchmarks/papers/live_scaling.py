@@ -43,6 +43,9 @@ LIMIT_S = 100.0
 """Seconds for a policy to settle; then it counts with what it has."""
 QUIET_S = 35.0
 """Seconds without a change after which a policy has settled that does not say so: two looks of Kubernetes' rule."""
+BUFFER_BYTES = 256 << 10
+"""That a worker computes ahead at most, a second or two of its work, as the usual 256 MiB are of large pictures: the
+processor time of what is computed long before its time says nothing of what the training needs."""
 NEAR = 0.97
 """Of the best rate, at the knee."""
 REACHED = 0.95
@@ -63,7 +66,8 @@ class Cost(NamedTuple):
 
     def dataset(self) -> Dataset:
         """A pipeline of such elements, one at a time."""
-        return Dataset.range(1_000_000).map(functools.partial(_make, self.core_s, self.wait_s), num_parallel_calls=1)
+        made = Dataset.range(1_000_000).map(functools.partial(_make, self.core_s, self.wait_s), num_parallel_calls=1)
+        return made.with_options(buffer_bytes=BUFFER_BYTES)
 
 
 WORKS = {
@@ -95,7 +99,8 @@ def service(workers: str, first: int, *options: str) -> Iterator[tuple[str, Flee
     name = f"millrace-fleet-{uuid.uuid4().hex[:8]}"
     fleet = fleet_of(name)
     command = [name, str(CORES), "dispatcher", "--port", "0", "--threads", "1", "--heartbeat", str(HEARTBEAT_S)]
-    command += ["--local-workers", workers, "--first-workers", str(first), *options, "--parent-pipe"]
+    command += ["--buffer-bytes", str(BUFFER_BYTES), "--local-workers", workers, "--first-workers", str(first)]
+    command += [*options, "--parent-pipe"]
     process = spawn(
         command, worker=False, module="benchmarks.small_hosts", stdout=subprocess.PIPE, extra={"PYTHONPATH": _ROOT}
     )

@@ -193,6 +193,14 @@ class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
+def is_later(raw: bytes) -> bool:
+    """Whether a manifest is of a format that a later millrace writes."""
+    try:
+        return msgspec.json.decode(raw, type=_Format).format > FORMAT
+    except (msgspec.DecodeError, ValueError):
+        return False
+
+
 def decode_contents(raw: bytes, location: str) -> Contents:
     """Decode a manifest.
 

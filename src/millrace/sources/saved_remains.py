@@ -19,6 +19,7 @@ from millrace.sources.saved_manifest import (
     decode,
     decode_contents,
     encode,
+    is_later,
 )
 from millrace.sources.saved_place import ConflictError, SavedPlace, Version
 
@@ -56,7 +57,7 @@ def decode_published(place: SavedPlace, seen: Version) -> tuple[Contents | None,
     try:
         return decode_contents(seen.raw, place.location(MANIFEST)), ""
     except MillraceError as error:
-        if "is of format" in str(error):
+        if is_later(seen.raw):
             raise
         return None, str(error)
 

@@ -4,8 +4,8 @@ import pytest
 from benchmarks.papers.case_study import APART, CACHE, ONE_LAYER, report
 
 
-def counted(size: int, calls: int, shortest: int = 100):
-    return {"bytes": size, "calls": calls, "seconds": 10.0, "elements": 3500, "shortest": shortest}
+def counted(size: int, calls: int, shortest: int = 100, jobs: int = 35):
+    return {"jobs": jobs, "bytes": size, "calls": calls, "seconds": 10.0, "elements": 3500, "shortest": shortest}
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ def counted(size: int, calls: int, shortest: int = 100):
     ],
 )
 def test_less_saved_than_in_the_paper_is_a_miss(one, met):
-    found = report({APART: counted(35_000, 3500), CACHE: counted(3_800, 100), ONE_LAYER: one}, 100)
+    found = report({APART: counted(5_000, 500, jobs=5), CACHE: counted(3_800, 100), ONE_LAYER: one}, 100)
     assert [each["met"] for each in found["aims"]] == met
-    assert found["table"][-2] == [f"saved by {CACHE}", "89.1%", "97.1%", "", "0%"]
+    assert found["table"][1] == [APART, "35,000", "3,500", "35.00", "70"]
+    assert found["table"][-2] == [f"saved by {CACHE}", "89.1%", "97.1%", "", "86%"]

@@ -1,7 +1,17 @@
 """What is made of the rates that policies reach."""
 
 import pytest
+from benchmarks.papers.drawings import live_scaling
 from benchmarks.papers.live_scaling import aims, knee, table
+
+
+def test_curves_and_where_policies_ended_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    fixed = {str(workers): {"elements": 40.0 * workers} for workers in (1, 2)}
+    policies = {name: {"workers": 2, "elements": 79.0} for name in ("millrace", "Kubernetes, from 1")}
+    report = {"question": "Which?", "works": {"waits": {"fixed": fixed, "policies": policies}}}
+    assert live_scaling(report, str(tmp_path)) == ["![Which?](performance/papers.live_scaling-rates.svg)"]
+    assert "an element waits" in (tmp_path / "papers.live_scaling-rates.svg").read_text()
 
 
 def test_the_knee_is_the_fewest_workers_that_are_nearly_as_good_as_the_best():

@@ -193,6 +193,20 @@ def revoke_paused(tx: Transaction, worker: Worker, reason: str = "its worker lea
         revoke(tx, tx.state.jobs[name], number, task, f"nobody is there to read it, and {reason}")
 
 
+def revoke_waiting(tx: Transaction, job: Job, reason: str) -> None:
+    """Take from workers the tasks of a job that wait behind others in their lanes, and of which nobody has anything."""
+    for worker in tx.state.workers.values():
+        begun = set[int]()
+        for _, (name, number, task) in sorted(worker.unfinished.items()):
+            if name != job.name:
+                continue
+            live = job.epochs[number].live[task]
+            if live.slot not in begun:
+                begun.add(live.slot)
+            elif not live.complete and not any(each.received or each.complete for each in live.readers.values()):
+                revoke(tx, job, number, task, reason)
+
+
 def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """Handle a worker that has not got the task: it never heard of it, or has forgotten what was read."""
     live = job.epochs[epoch].live[task]

@@ -27,8 +27,8 @@ END = (1 << 62) - 1
 """Above all keys."""
 _BEFORE = -1
 """Below all keys."""
-_SPARE = 4096
-"""Elements more than a refill has that are held until those with the largest keys are sorted out."""
+_SPARE = 64
+"""Elements beyond a refill, or a quarter of it, that are held until those with the largest keys are sorted out."""
 _SLOT_BYTES = 48
 """Bytes of an element's slots, and of its key."""
 
@@ -149,7 +149,7 @@ class SpilledLevel(Level):
                     continue
                 self._write(keys[chosen], [elements[index] for index in chosen.tolist()])
                 kept = np.concatenate([kept, keys[chosen]])
-                if len(kept) > self._size + _SPARE:
+                if len(kept) > self._size + max(_SPARE, self._size // 4):
                     kept, limit = _smallest(kept, self._size)
         if len(kept) > self._size:
             kept, limit = _smallest(kept, self._size)
@@ -237,7 +237,7 @@ def _refill(level: Level, low: int, size: int, budget: int) -> tuple[list[Any], 
             held += more
             sizes += nbytes
             total += sum(nbytes)
-            if len(held) > size + _SPARE or total > budget:
+            if len(held) > size + max(_SPARE, size // 4) or total > budget:
                 # Rather less than fits, as else each chunk would sort again.
                 stays = _first(found, sizes, size, budget * 3 // 4 if total > budget else budget)
                 limit = min(limit, int(found[stays[-1]])) if len(stays) < len(found) else limit

@@ -109,6 +109,38 @@ def test_profile_put_get():
     assert plain(service.replayed()) == plain(service.state)
 
 
+def test_what_waits_at_a_worker_as_a_mode_is_chosen_is_leased_again_in_that_mode():
+    service = Driven(point())
+    peer = service.joined()
+    service.measured()
+    before = {lease: task.ref for lease, task in service.workers["w0"].leases.items()}
+    assert len(before) > 1
+    for part in range(1, 4):
+        service.reads(peer, 100 * part, ends=False)
+    assert service.mode() == "put"
+    service.tick()
+    first, *others = (task for _, task in sorted(service.workers["w0"].leases.items()))
+    assert first.ref == before[min(before)], "it has begun"
+    assert first.cache is None
+    assert {task.ref for task in others} >= {*before.values()} - {first.ref}
+    assert all(task.cache is not None for task in others)
+    service.epoch(peer)
+    assert plain(service.replayed()) == plain(service.state)
+
+
+def test_what_somebody_has_a_part_of_stays_where_it_is_as_a_mode_is_chosen():
+    service = Driven(point())
+    peer = service.joined()
+    service.measured()
+    second = sorted(service.workers["w0"].leases)[1]
+    progress = msg.TaskProgress(service.workers["w0"].leases[second].ref.task, 1)
+    service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, [progress])))
+    for part in range(1, 4):
+        service.reads(peer, 100 * part, ends=False)
+    assert service.mode() == "put"
+    assert second in service.workers["w0"].leases
+
+
 def test_a_job_that_reads_what_is_kept_is_not_taken_for_one_that_drifts():
     service = Driven(point())
     peer = service.joined()
