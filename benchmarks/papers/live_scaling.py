@@ -39,7 +39,7 @@ MOST = 8
 OWN_S = 0.005
 """Seconds of an element that the training takes."""
 MEASURE_S = 6.0
-LIMIT_S = 100.0
+LIMIT_S = 160.0
 """Seconds for a policy to settle; then it counts with what it has."""
 QUIET_S = 35.0
 """Seconds without a change after which a policy has settled that does not say so: two looks of Kubernetes' rule."""

@@ -39,13 +39,15 @@ def test_cachew_comes_back_after_ten_looks():
     assert (needed.workers, needed.phase) == (4, "settled")
 
 
-def test_cachew_waits_for_its_workers_for_two_looks_and_tries_one_more_after_ten():
-    scale, fewer = CachewScale(4), Look(3, 1.0, 0.5, 1.0)
-    waiting = cachew_scaling.step(scale, fewer, LIMITS)
-    assert (waiting.value.workers, waiting.value.phase) == (4, "up")
-    limited = cachew_scaling.step(waiting.value, fewer, LIMITS)
+def test_cachew_waits_for_its_workers_for_half_a_minute_and_tries_one_more_after_ten_looks():
+    scale, fewer = CachewScale(4), Look(3, 0.11, 0.05, 1.0)
+    for _ in range(2):  # of 11 seconds each
+        waiting = cachew_scaling.step(scale, fewer, LIMITS)
+        scale = waiting.value
+        assert (scale.workers, scale.phase) == (4, "up")
+    limited = cachew_scaling.step(scale, fewer, LIMITS)
     assert (limited.value.workers, limited.value.phase) == (3, "settled")
-    assert "3 of 4 workers were there for 2 looks: that is the limit for 10 looks" in limited.reason
+    assert "3 of 4 workers were there for 30 s: that is the limit for 10 looks" in limited.reason
     scale = limited.value
     for _ in range(REVISIT_LOOKS - 1):
         scale = cachew_scaling.step(scale, fewer, LIMITS).value

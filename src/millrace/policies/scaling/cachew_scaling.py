@@ -4,8 +4,8 @@ One more worker as long as that improves the batch time by more than 3 %; the on
 every ten looks: one more if the batch time rose, one less if the consumer's queue grew by more than 40 %, and again
 one less as long as that costs less than 3 %.
 
-Cachew takes for granted that a worker that was asked for comes. Here one that has not come after two looks counts as
-one that cannot be had: the number that is there is settled for, and one more is tried after ten looks.
+Cachew takes for granted that a worker that was asked for comes. Here one that has not come after half a minute counts
+as one that cannot be had: the number that is there is settled for, and one more is tried after ten looks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from millrace.policies.scaling.autoscale import Limits, Look, bound
 THRESHOLD = 0.03
 QUEUE_GROWTH = 0.40
 REVISIT_LOOKS = 10
-SHORT_LOOKS = 2
-"""Looks in a row with fewer workers than were asked for, after which those are all."""
+SHORT_S = 30.0
+"""Seconds of looks in a row with fewer workers than were asked for, after which those are all: starting one takes a
+while, and a look at a fast training takes less."""
+_ELEMENTS = 100
+"""Elements of a look, at least."""
 
 
 class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
@@ -35,7 +38,7 @@ class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
         queue: length of the consumer's queue when it settled.
         looks: since then.
         limited: it settled as no more could be had, and not as they brought nothing.
-        short: looks in a row with fewer workers.
+        short_s: seconds of looks in a row with fewer workers.
     """
 
     workers: int = 1
@@ -45,7 +48,7 @@ class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
     queue: float = 0.0
     looks: int = 0
     limited: bool = False
-    short: int = 0
+    short_s: float = 0.0
 
 
 def step(
@@ -62,7 +65,7 @@ def step(
     """
     decision = _there(scale, look, limits, queue)
     if decision is None:
-        scale = msgspec.structs.replace(scale, short=0)
+        scale = msgspec.structs.replace(scale, short_s=0.0)
         match scale.phase:
             case "up":
                 decision = _up(scale, look, limits, queue, threshold)
@@ -84,11 +87,12 @@ def _there(scale: CachewScale, look: Look, limits: Limits, queue: float) -> Deci
         return Decision(scale, "waits until the others have left")
     if scale.workers in {look.workers, limits.least}:
         return None
-    if scale.short + 1 < SHORT_LOOKS:
-        return Decision(msgspec.structs.replace(scale, short=scale.short + 1), "the workers are not there yet")
+    short_s = scale.short_s + _ELEMENTS * look.batch_s
+    if short_s < SHORT_S:
+        return Decision(msgspec.structs.replace(scale, short_s=short_s), "the workers are not there yet")
     there = max(limits.least, look.workers)
     reason = (
-        f"{look.workers} of {scale.workers} workers were there for {SHORT_LOOKS} looks: that is the limit for "
+        f"{look.workers} of {scale.workers} workers were there for {SHORT_S:.0f} s: that is the limit for "
         f"{REVISIT_LOOKS} looks, and then one more is tried"
     )
     return Decision(CachewScale(there, "settled", settled_s=look.batch_s, queue=queue, limited=True), reason)
