@@ -62,9 +62,11 @@ class ControlGroups1(Fleet):
     how = "quotas of control groups, version 1"
 
     def __init__(self, fleet: str, groups: Path = GROUPS) -> None:
-        self._folders = [groups / controller / fleet for controller in ("cpu", "cpuacct")]
+        parents = [(groups / controller).resolve() for controller in ("cpu", "cpuacct")]  # often one and the same
+        for parent in parents:
+            (parent / "cgroup.procs").stat()
+        self._folders = [parent / fleet for parent in dict.fromkeys(parents)]
         for folder in self._folders:
-            (folder.parent / "cgroup.procs").stat()
             folder.mkdir(exist_ok=True)
 
     def add(self, name: str, cores: float, pid: int) -> None:
@@ -84,7 +86,7 @@ class ControlGroups1(Fleet):
 
     def used_s(self) -> float:
         """Read what the group of the fleet has used."""
-        return int((self._folders[1] / "cpuacct.usage").read_text()) / 1e9
+        return int((self._folders[-1] / "cpuacct.usage").read_text()) / 1e9
 
     def close(self) -> None:
         """Remove the groups."""
@@ -107,7 +109,11 @@ class ControlGroups2(Fleet):
             raise OSError(f"there are no control groups of processor time in {groups}")
         (groups / "cgroup.subtree_control").write_text("+cpu")
         self._folder.mkdir(exist_ok=True)
-        (self._folder / "cgroup.subtree_control").write_text("+cpu")
+        try:
+            (self._folder / "cgroup.subtree_control").write_text("+cpu")
+        except OSError:
+            self._folder.rmdir()
+            raise
 
     def add(self, name: str, cores: float, pid: int) -> None:
         """Put a process into a group of its own."""

@@ -64,7 +64,8 @@ class OrderOperators(Operators):
         self,
         size: int,
         *,
-        levels: Sequence[int | tuple[str | os.PathLike[str], int]] = (),
+        levels: Sequence[int] = (),
+        folders: Sequence[str | os.PathLike[str]] = (),
         with_replacement: bool = False,
         seed: int | None = None,
     ) -> Self:
@@ -76,9 +77,10 @@ class OrderOperators(Operators):
 
         Args:
             size: elements that are held at a time; fewer, where these exceed the buffer (``with_options``).
-            levels: that lie between the data and memory, from the slowest on: a number of elements, kept in the
-                worker's folder for temporary files, or a pair of a folder there and a number. Each is smaller than the
-                one before and larger than ``size``, and is filled by passes over the one before. One worker has them.
+            levels: numbers of elements that files on the worker's disks hold, between the data and memory, from the
+                slowest disk on. Each is smaller than the one before and larger than ``size``, and is filled by passes
+                over the one before. One worker has them.
+            folders: of these files, one for each level; none: the worker's folder for temporary files.
             with_replacement: each element is any of the dataset's, whatever came before; an epoch is as many draws as
                 there are elements.
             seed: of the order, which is another one in each epoch; None: the pipeline's.
@@ -87,25 +89,33 @@ class OrderOperators(Operators):
             PipelineError: the input has no end, or a size or a level is out of range.
         """
         held, number = validation.positive("reservoir", "size", size), validation.seed("reservoir", seed)
-        between = _levels(held, levels, with_replacement)
-        return self._then(g.Reservoir, size=held, levels=between, with_replacement=bool(with_replacement), seed=number)
+        return self._then(
+            g.Reservoir,
+            size=held,
+            **_levels(held, levels, folders, with_replacement),
+            with_replacement=bool(with_replacement),
+            seed=number,
+        )
 
 
-def _levels(size: int, levels: Any, with_replacement: bool) -> tuple[tuple[str, int], ...]:
-    """Folders and sizes of a reservoir's levels; an empty folder is that for temporary files."""
-    found = []
-    for level in validation.listed("reservoir(levels=)", "numbers of elements, or of pairs (folder, number)", levels):
-        place, most = level if isinstance(level, tuple) and len(level) == 2 else (None, level)
-        folder = validation.folder("reservoir", "levels", place or None) or ""
-        if "://" in folder:
-            raise PipelineError(f"reservoir(levels=): levels are files on local disks, which {folder} is none of")
-        found.append((folder, validation.positive("reservoir", "levels", most)))
-    sizes = [*(most for _, most in found), size]
-    if any(below >= above for above, below in itertools.pairwise(sizes)):
+def _levels(size: int, levels: Any, folders: Any, with_replacement: bool) -> dict[str, Any]:
+    """Check the sizes and folders of a reservoir's levels."""
+    found = validation.listed("reservoir(levels=)", "numbers of elements", levels)
+    sizes = [validation.positive("reservoir", "levels", most) for most in found]
+    if any(below >= above for above, below in itertools.pairwise([*sizes, size])):
         raise PipelineError(
             f"reservoir(levels=): each level is smaller than the one before it and larger than size={size}, and these"
-            f" are {', '.join(f'{most}' for most in sizes[:-1])}"
+            f" are {', '.join(map(str, sizes))}"
         )
-    if found and with_replacement:
+    if sizes and with_replacement:
         raise PipelineError("reservoir(levels=): levels hold what has not come yet, and with_replacement=True any")
-    return tuple(found)
+    places = [
+        validation.folder("reservoir", "folders", each)
+        for each in validation.listed("reservoir(folders=)", "folders", folders)
+    ]
+    for place in places:
+        if place is None or "://" in place:
+            raise PipelineError(f"reservoir(folders=): levels are files on local disks, which {place} is none of")
+    if places and len(places) != len(sizes):
+        raise PipelineError(f"reservoir(folders=): there are {len(places)} folders, and {len(sizes)} levels")
+    return {"levels": tuple(sizes), "folders": tuple(places)}

@@ -34,7 +34,7 @@ from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
 from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Observed
-from millrace.control.state.state import Job, State
+from millrace.control.state.state import State
 from millrace.control.tasks import group_progress, job_progress, leases, reweighting, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
@@ -146,15 +146,7 @@ def _hello(tx: Transaction, item: inp.WorkerSaid, message: msg.WorkerHello) -> N
 def _reported(tx: Transaction, _worker: str, message: msg.WorkerReport) -> None:
     job = tx.state.jobs.get(message.job)
     if job is not None and job.caching.kind == "profile":
-        _look_at_cache(tx, job)
-
-
-def _look_at_cache(tx: Transaction, job: Job) -> None:
-    before = job.caching.kind, job.caching.node
-    cache_mode.look(tx, job)
-    if before != (job.caching.kind, job.caching.node):
-        # What was leased as before, and not begun, would be computed again in the next epoch, or by other jobs.
-        leases.revoke_waiting(tx, job, f"the job's cache mode is {job.caching.kind} now")
+        leases.choose_mode(tx, job, cache_mode.look)
 
 
 def _sources_failed(tx: Transaction, worker: str, message: msg.SourcesFailed) -> None:
@@ -224,7 +216,7 @@ def _consumer_said(tx: Transaction, item: inp.ConsumerSaid) -> None:
         if job.spec.sharing:
             group_progress.reported(tx, job, consumer, message)
         if job.points:
-            _look_at_cache(tx, job)
+            leases.choose_mode(tx, job, cache_mode.look)
         source_probes.look(tx, job, consumer, message)
         job_scaling.heard(tx, job, consumer, message)
 

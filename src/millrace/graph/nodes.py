@@ -267,13 +267,15 @@ class Reservoir(Node, op="reservoir"):
 
     Attributes:
         size: elements that are held at a time.
-        levels: folder and size of each level between the input and memory, from the largest on.
+        levels: elements of each level between the input and memory, from the largest on.
+        folders: those of the levels' files, one for each; empty: that for temporary files.
         with_replacement: each element is any of the input's, whatever came before; there are as many as in the input.
         seed: of the order; None: the pipeline's.
     """
 
     size: int
-    levels: tuple[tuple[str, int], ...] = ()
+    levels: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
     with_replacement: bool = False
     seed: int | None = None
 

@@ -40,6 +40,7 @@ _LISTS = {
     "target_dist",
     "initial_dist",
     "levels",
+    "folders",
 }
 """Fields that the user gives as a list, or as a single string."""
 

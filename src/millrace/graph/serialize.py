@@ -57,6 +57,8 @@ _LATER: dict[str, Any] = {
     "cycle": False,
     "weights_from": (),
     "weights_by": "",
+    "levels": (),
+    "folders": (),
 }
 """Parameters that operators have got since, with the value that stands for what was before. Where they have it they are
 not told, so that states and caches of before still fit."""

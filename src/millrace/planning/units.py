@@ -29,7 +29,15 @@ from millrace.planning.mixture import ENDLESS
 from millrace.planning.node_mixtures import NodeMixture
 from millrace.planning.random_keys import derive
 from millrace.planning.sampler_orders import ComputedSampler, SamplerDraws
-from millrace.planning.sequencing import IN_SEQUENCE, asserted_length, count_windows
+from millrace.planning.sequencing import (
+    IN_SEQUENCE,
+    NO_END,
+    NO_SKIPS,
+    PASSES,
+    asserted_length,
+    count_windows,
+    has_no_end,
+)
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables, without_hashes
 
 INFINITE = ENDLESS
@@ -166,8 +174,10 @@ class UnitMap:
         except UnplannableError as error:
             if isinstance(node, g.Sample):
                 raise PipelineError(_NO_POSITIONS.format(node=node)) from error
+            if isinstance(node, g.Reservoir) and has_no_end(node.inputs[0]):
+                raise PipelineError(NO_END.format(node=node)) from error
             if isinstance(node, g.Reservoir) and self.skips:
-                raise PipelineError(_NO_SKIPS.format(node=node)) from error
+                raise PipelineError(NO_SKIPS.format(node=node)) from error
             return anew(error)
 
     def _source(self, node: g.Source, table: TableSummary) -> Units:
@@ -212,9 +222,14 @@ class UnitMap:
         """Count the elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
         root = self.graph.id_of(self.graph.root)
         if not self.plannable(root):
-            return asserted_length(self.graph.root, self.skips)
-        units = self.of(root)
-        return units.count if units.yields is Cardinality.ONE else None
+            return asserted_length(self.graph.root, self.skips, self._count)
+        return self._count(self.graph.root)
+
+    def _count(self, node: g.Node) -> int | None:
+        """Count the elements of a node, if its units say so."""
+        number = self.graph.id_of(node)
+        units = self.of(number) if self.plannable(number) else None
+        return units.count if units is not None and units.yields is Cardinality.ONE else None
 
 
 _TASK_ELEMENTS: dict[type[g.Node], int] = {FromList: 1024, FromArrays: 1024, g.FromFiles: 1024, FromMapStyle: 512}
@@ -367,11 +382,11 @@ def _drawn(_map: UnitMap, _number: int, node: g.Sample, below: list[Units]) -> U
 def _reservoir(_map: UnitMap, _number: int, node: g.Reservoir, below: list[Units]) -> Units:
     (units,) = below
     if units.count >= INFINITE:
-        raise PipelineError(f"{node} draws from all elements, and its input must have an end: put take(n) before it")
+        raise PipelineError(NO_END.format(node=node))
     if node.levels:
         raise UnplannableError(node, "has levels, which are one worker's", "Without levels the work can be shared.")
     if units.yields is not Cardinality.ONE:
-        raise UnplannableError(node, *_PASSES)
+        raise UnplannableError(node, *PASSES)
     refill = 0 if units.cheap else math.ceil(min(node.size, units.count) * units.reads)
     return replace(units, refill=max(units.refill, refill))
 
@@ -380,18 +395,6 @@ _NO_POSITIONS = (
     "{node} draws elements at any position, and its input can't be read so, or not without reading all before: it"
     " must have an end, each of its elements has to be one of files, a list, arrays, a map-style dataset or"
     ' from_webdataset(random_access=True), and nothing before it may leave elements out, on_error="skip" included'
-)
-_NO_SKIPS = (
-    '{node} reads its input several times, as nobody knows how many elements it has; what on_error="skip" leaves out'
-    " could be others each time: filter() them, or save() what is before it and load() that"
-)
-_PASSES = (
-    "draws from all elements, and doesn't know how many there are, so that it reads all of its input for each refill",
-    (
-        "Put it before what leaves elements out or makes more of one, behind a source that knows its length before it"
-        " is read (of TFRecord and tar shards: local ones that are not compressed, and tar shards with an index), and"
-        " the work can be shared."
-    ),
 )
 
 

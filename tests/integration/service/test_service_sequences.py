@@ -62,6 +62,7 @@ PIPELINES = {
     "filtered and filled up": mr.Dataset.range(200).filter(kept).take(120).batch(7, fill_remainder="mask"),
     "ragged": mr.Dataset.range(200).map(row).ragged_batch(7).shuffle(10),
     "a reservoir of what is filtered": mr.Dataset.range(200).map(noise).filter(low).reservoir(20, levels=[60]).batch(7),
+    "a reservoir with levels of what is known": mr.Dataset.range(200).reservoir(20, levels=[60]).map(noise).batch(7),
     "draws from what is filtered": mr.Dataset.range(200).filter(kept).reservoir(20, with_replacement=True).map(noise),
     "unique": mr.Dataset.range(200).map(noise).map(key).unique().assert_cardinality(50).batch(3),
 }

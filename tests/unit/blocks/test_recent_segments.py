@@ -104,9 +104,32 @@ def test_an_object_that_is_shorter_than_it_was_gives_fewer_bytes():
 
 def test_where_segments_go_before_they_are_read_again_exactly_what_is_asked_for_is_fetched():
     recent, source = RecentSegments(2 * SEGMENT_BYTES), Object(LARGE)
-    for number in range(2000):
+    for number in range(5000):
         at = (number * 7 % 40) * SEGMENT_BYTES + number
         assert read(recent, source, [(at, at + 10)]) == [LARGE[at : at + 10]]
     sizes = [stop - start for start, stop in source.fetched[1000:]]
-    assert sizes.count(10) > 900
-    assert sizes.count(SEGMENT_BYTES) >= 10
+    assert sizes.count(10) > 3500
+    assert sizes.count(SEGMENT_BYTES) >= 50
+
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_what_is_read_again_later_is_found_worth_keeping_again(together):
+    """Be it that all of it can be kept, or that elements of a segment are read soon after one another."""
+    recent, large = RecentSegments(10 * SEGMENT_BYTES), Object(LARGE)
+    for number in range(3000):
+        read(
+            recent,
+            large,
+            [((number * 7 % 40) * SEGMENT_BYTES + number, (number * 7 % 40) * SEGMENT_BYTES + number + 1)],
+        )
+    assert len(large.fetched) > 2000
+    later, segments = Object(DATA if together == 1 else LARGE), 5 if together == 1 else 40
+    for number in range(12_000):
+        at = (number // together * 7 % segments) * SEGMENT_BYTES + number % 1000
+        assert read(recent, later, [(at, at + 1)], name="b") == [later.data[at : at + 1]]
+    assert len(later.fetched) < 0.6 * 12_000
+    before = len(later.fetched)
+    for number in range(2000):
+        at = (number // together * 7 % segments) * SEGMENT_BYTES + number % 1000
+        read(recent, later, [(at, at + 1)], name="b")
+    assert len(later.fetched) - before <= 2000 // together * (together > 1) + 5

@@ -18,7 +18,7 @@ _LARGE = 16
 _WORTH = 1.5
 """Reads of a segment, on average, from which on it is worth keeping whole."""
 _SMOOTHING = 64
-"""Segments over which that is averaged, and reads of which one tries anew where it was not worth it."""
+"""Segments over which that is averaged; and reads in a row that try anew where it was not worth it, of as many rows."""
 
 
 class RecentSegments:
@@ -26,7 +26,8 @@ class RecentSegments:
 
     Elements below a ``shuffle`` lie all over the messages of their blocks. Each alone is a request, and a message is
     fetched for each of its elements; kept for a while, it is fetched once. Where data are so much larger than what is
-    kept that segments go before they are read again, exactly what is asked for is fetched, and one read in 64 tries.
+    kept that segments go before they are read again, exactly what is asked for is fetched, unless it is there. Of these
+    reads 64 in a row try anew, of 64 times as many: elements that lie near to one another are read soon after.
 
     Args:
         most_bytes: bound of what is kept.
@@ -51,21 +52,25 @@ class RecentSegments:
         """
         with self._lock:
             self._reads += 1
-            tries = self._worth >= _WORTH or self._reads % _SMOOTHING == 0
-        large = [stop - start >= _LARGE * SEGMENT_BYTES or not tries for start, stop in ranges]
+            tries = self._worth >= _WORTH or self._reads // _SMOOTHING % _SMOOTHING == 0
+            large = [
+                stop - start >= _LARGE * SEGMENT_BYTES
+                or not (tries or all((name, number) in self._kept for number in _numbers(start, stop)))
+                for start, stop in ranges
+            ]
         direct = [each for each, alone in zip(ranges, large, strict=True) if alone]
         there = iter(fetch(direct) if direct else ())
         small = [each for each, alone in zip(ranges, large, strict=True) if not alone]
-        segments = self._segments(name, size, small, fetch) if small else {}
+        segments = self._segments(name, size, small, fetch, learns=tries) if small else {}
         return [
             next(there) if alone else _cut(segments, start, stop)
             for (start, stop), alone in zip(ranges, large, strict=True)
         ]
 
-    def _segments(self, name: Hashable, size: int, ranges: Sequence[Range], fetch: Fetch) -> dict[int, bytes]:
-        wanted = sorted(
-            {number for start, stop in ranges for number in range(start // SEGMENT_BYTES, -(-stop // SEGMENT_BYTES))}
-        )
+    def _segments(
+        self, name: Hashable, size: int, ranges: Sequence[Range], fetch: Fetch, *, learns: bool
+    ) -> dict[int, bytes]:
+        wanted = sorted({number for start, stop in ranges for number in _numbers(start, stop)})
         found: dict[int, bytes] = {}
         mine: dict[int, Future[bytes]] = {}
         others: dict[int, Future[bytes]] = {}
@@ -75,6 +80,8 @@ class RecentSegments:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                     self._uses[key] += 1
+                    if learns:  # else what has been there for long would be all that is read
+                        self._worth += max(0.0, min(self._uses[key], 2 * _WORTH) - self._worth) / _SMOOTHING
                     found[number] = self._kept[key]
                 elif key in self._flying:
                     others[number] = self._flying[key]
@@ -105,6 +112,11 @@ class RecentSegments:
         for number, future in mine.items():
             future.set_result(got[number])
         return got
+
+
+def _numbers(start: int, stop: int) -> range:
+    """Numbers of the segments that a range lies in."""
+    return range(start // SEGMENT_BYTES, -(-stop // SEGMENT_BYTES))
 
 
 def _cut(segments: dict[int, bytes], start: int, stop: int) -> bytes:

@@ -51,7 +51,7 @@ from millrace.control.tasks.epochs import (
     tell_steps,
     unsettle,
 )
-from millrace.control.tasks.leases import discard_outputs, forgo, leave_behind, revoke_paused, settle
+from millrace.control.tasks.leases import choose_mode, discard_outputs, forgo, leave_behind, revoke_paused, settle
 from millrace.control.tasks.slots import missing, unread_by
 from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
@@ -234,7 +234,7 @@ def begin_epoch(tx: Transaction, job: Job, consumer: int, message: msg.BeginEpoc
         first = number > job.newest
         tx.emit(EpochBegan(job.name, consumer, number))
         if first and job.tables is not None:
-            cache_mode.epoch_began(tx, job)
+            choose_mode(tx, job, cache_mode.epoch_began)
         if first and job.windowed:
             leave_behind(tx, job)
         for earlier in [n for n in job.epochs if n < number and not job.windowed]:

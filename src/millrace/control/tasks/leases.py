@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millrace.control.caching import source_chunks
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
 from millrace.control.journal.epoch_events import EpochCut, EpochSettled
@@ -193,13 +195,27 @@ def revoke_paused(tx: Transaction, worker: Worker, reason: str = "its worker lea
         revoke(tx, tx.state.jobs[name], number, task, f"nobody is there to read it, and {reason}")
 
 
+def choose_mode(tx: Transaction, job: Job, choose: Callable[[Transaction, Job], None]) -> None:
+    """Choose the cache mode of a job; if it is another than before, what waits at workers is leased again in it.
+
+    It would be computed as before, and again in the next epoch or by other jobs.
+    """
+    before = job.caching.kind, job.caching.node
+    choose(tx, job)
+    if before != (job.caching.kind, job.caching.node):
+        revoke_waiting(tx, job, f"the job's cache mode is {job.caching.kind} now")
+
+
 def revoke_waiting(tx: Transaction, job: Job, reason: str) -> None:
     """Take from workers the tasks of a job that wait behind others in their lanes, and of which nobody has anything."""
     for worker in tx.state.workers.values():
         begun = set[int]()
-        for _, (name, number, task) in sorted(worker.unfinished.items()):
-            if name != job.name:
-                continue
+        held = [
+            (n, t if job.spec.deterministic else 0, lease, t)
+            for lease, (name, n, t) in worker.unfinished.items()
+            if name == job.name
+        ]  # as its lanes order them
+        for number, _, _, task in sorted(held):
             live = job.epochs[number].live[task]
             if live.slot not in begun:
                 begun.add(live.slot)
@@ -320,6 +336,7 @@ def settle(tx: Transaction, job: Job, number: int, task: int) -> None:
     live = epoch.live.get(task)
     if job.windowed:  # it stays, for who comes late
         _make_room(tx, job)
+        _end_unkept(tx, job, number, task)
         return
     if live is None or not live.complete:
         return
@@ -338,6 +355,20 @@ def _make_room(tx: Transaction, job: Job) -> None:
         live = job.epochs[number].live[task]
         tell_void(tx, job, number, task, live)
         _over(tx, job, number, task, dropped=not live.complete)
+
+
+def _end_unkept(tx: Transaction, job: Job, number: int, task: int) -> None:
+    """Let go of a task of a window that a member has all of, and that nobody has or will run any more.
+
+    Its lease was taken back, or its worker lost, while the member's word of that was under way.
+    """
+    live = job.epochs[number].live.get(task)
+    if not job.windowed or live is None or not live.complete or live.worker:
+        return
+    if live.freed or live.alone or job.spec.sharding == "off" or tx.state.plan(job, number).task(task).parent < 0:
+        _over(tx, job, number, task, dropped=False)
+    else:  # it runs again for its tail, and for nobody else
+        tell_gone(tx, job, number, task, live)
 
 
 def _over(tx: Transaction, job: Job, number: int, task: int, *, dropped: bool) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace.elements import codec
 from millrace.elements.chunk import Chunk
-from millrace.elements.tree import sizes_of
+from millrace.elements.tree import sizes_of, tree_map
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.errors import PipelineError, StoreFullError
 from millrace.planning.orders import FullPermutation
@@ -119,7 +119,7 @@ class SpilledLevel(Level):
 
     def __init__(self, below: Level, passes: Passes, folder: str, size: int, label: str) -> None:
         self._below, self._passes, self._folder, self._size, self._label = below, passes, folder, size, label
-        self._low, self._high = _BEFORE, _BEFORE
+        self._high = _BEFORE
         self._file: IO[bytes] | None = None
 
     def above(self, low: int) -> tuple[Generator[Keyed], int]:
@@ -141,19 +141,22 @@ class SpilledLevel(Level):
         chunks, high = self._below.above(low)
         # Once it is known how many there are, little is written that is sorted out later.
         limit = high if self._passes.count is None else min(high, _likely(low, self._size, self._passes.count))
-        kept = np.empty(0, np.int64)
+        kept, count = [np.empty(0, np.int64)], 0  # keys
+        most = self._size + max(_SPARE, self._size // 4)
         with contextlib.closing(chunks):
             for keys, elements in chunks:
                 chosen = np.flatnonzero((keys > low) & (keys <= limit))
                 if not len(chosen):
                     continue
                 self._write(keys[chosen], [elements[index] for index in chosen.tolist()])
-                kept = np.concatenate([kept, keys[chosen]])
-                if len(kept) > self._size + max(_SPARE, self._size // 4):
-                    kept, limit = _smallest(kept, self._size)
-        if len(kept) > self._size:
-            kept, limit = _smallest(kept, self._size)
-        self._low, self._high = low, limit
+                kept.append(keys[chosen])
+                count += len(chosen)
+                if count > most:
+                    smallest, limit = _smallest(np.concatenate(kept), self._size)
+                    kept, count = [smallest], self._size
+        if count > self._size:
+            _, limit = _smallest(np.concatenate(kept), self._size)
+        self._high = limit
 
     def _write(self, keys: Array, elements: list[Any]) -> None:
         pieces = codec.encode(elements)
@@ -198,11 +201,11 @@ class SpilledLevel(Level):
 
 
 @contextlib.contextmanager
-def levels_above(passes: Passes, levels: Sequence[tuple[str, int]], label: str) -> Iterator[Level]:
-    """Stack levels on a stream, given as folder and size from the largest on; gives the last one."""
+def levels_above(passes: Passes, sizes: Sequence[int], folders: Sequence[str], label: str) -> Iterator[Level]:
+    """Stack levels on a stream, from the largest on, in these folders or that for temporary files; gives the last."""
     with contextlib.ExitStack() as stack:
         last: Level = passes
-        for folder, size in levels:
+        for size, folder in zip(sizes, folders or [""] * len(sizes), strict=True):
             last = stack.enter_context(contextlib.closing(SpilledLevel(last, passes, folder, size, label)))
         yield last
 
@@ -225,28 +228,35 @@ def refills(level: Level, size: int, budget: int) -> Iterator[list[Any]]:
 def _refill(level: Level, low: int, size: int, budget: int) -> tuple[list[Any], int]:
     """Read the elements with the smallest keys above ``low``, in the order of these; gives the largest key, too."""
     chunks, limit = level.above(low)
-    found, held, sizes, total = np.empty(0, np.int64), list[Any](), list[int](), 0
+    found, held, sizes, total = [np.empty(0, np.int64)], list[Any](), list[int](), 0  # the first of these are keys
     with contextlib.closing(chunks):
         for keys, elements in chunks:
             chosen = np.flatnonzero((keys > low) & (keys <= limit))
             if not len(chosen):
                 continue
-            more = [elements[index] for index in chosen.tolist()]
+            more = [tree_map(_alone, elements[index]) for index in chosen.tolist()]
             nbytes = [each + _SLOT_BYTES for each in sizes_of(more)]
-            found = np.concatenate([found, keys[chosen]])
+            found.append(keys[chosen])
             held += more
             sizes += nbytes
             total += sum(nbytes)
             if len(held) > size + max(_SPARE, size // 4) or total > budget:
                 # Rather less than fits, as else each chunk would sort again.
-                stays = _first(found, sizes, size, budget * 3 // 4 if total > budget else budget)
-                limit = min(limit, int(found[stays[-1]])) if len(stays) < len(found) else limit
-                found, held, sizes = found[stays], [held[at] for at in stays], [sizes[at] for at in stays]
+                known = np.concatenate(found)
+                stays = _first(known, sizes, size, budget * 3 // 4 if total > budget else budget)
+                limit = min(limit, int(known[stays[-1]])) if len(stays) < len(known) else limit
+                found, held, sizes = [known[stays]], [held[at] for at in stays], [sizes[at] for at in stays]
                 total = sum(sizes)
-    stays = _first(found, sizes, size, budget)
-    if len(stays) < len(found):
-        limit = int(found[stays[-1]])
+    known = np.concatenate(found)
+    stays = _first(known, sizes, size, budget)
+    if len(stays) < len(known):
+        limit = int(known[stays[-1]])
     return [held[at] for at in stays], limit
+
+
+def _alone(leaf: Any) -> Any:
+    """Copy an array that is a part of another one, which it would keep in memory as a whole."""
+    return leaf.copy() if type(leaf) is np.ndarray and leaf.base is not None else leaf
 
 
 def _first(keys: Array, sizes: list[int], size: int, budget: int) -> list[int]:

@@ -430,7 +430,7 @@ class Lowering:
             yield from drawn.chunks(index_streams.blocks(0, count), context.mixed(), context.chunk_size)
             return
         position = 0
-        with levels_above(passes, node.levels, context.label) as level:
+        with levels_above(passes, node.levels, node.folders, context.label) as level:
             for held in refills(level, node.size, context.budget):
                 held.reverse()
                 while held:  # and what has gone out takes no memory here

@@ -77,7 +77,11 @@ def test_a_first_task_gets_an_eighth_and_later_ones_what_others_took():
     assert service.state.caches.points[PLACE].largest == 100
     read_all(service, peer)
     assert blocks(service) == {f"block{task}" for task in range(8)}
-    assert service.state.caches.taken == 800 + sum(use.room for use in leases(service).values())
+    reserved = service.state.caches.reservations
+    assert {lease: held.room for lease, held in reserved.items() if not held.over} == {
+        lease: use.room for lease, use in leases(service).items()
+    }
+    assert service.state.caches.taken == 800 + sum(held.room for held in reserved.values())
 
 
 def test_a_task_that_had_too_little_room_says_how_much_it_takes():

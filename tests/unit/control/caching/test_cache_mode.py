@@ -141,6 +141,23 @@ def test_what_somebody_has_a_part_of_stays_where_it_is_as_a_mode_is_chosen():
     assert second in service.workers["w0"].leases
 
 
+def test_what_was_prepared_of_the_next_epoch_is_leased_again_as_its_mode_is_chosen_when_it_begins():
+    service = Driven(point())
+    peer = service.joined()
+    service.measured()
+    while not peer.done:
+        service.work()
+    service.reads(peer, 8, ends=False)
+    assert {task.ref.epoch for task in service.workers["w0"].leases.values()} == {1}
+    service.begin(peer)
+    service.tick()
+    assert service.mode() == "put"
+    first, *others = (task for _, task in sorted(service.workers["w0"].leases.items()))
+    assert first.cache is None, "it has begun"
+    assert others
+    assert all(task.cache is not None for task in others)
+
+
 def test_a_job_that_reads_what_is_kept_is_not_taken_for_one_that_drifts():
     service = Driven(point())
     peer = service.joined()

@@ -13,7 +13,7 @@ from millrace.control.journal.task_events import TaskLeased
 from millrace.control.journal.transaction import Transaction
 from millrace.control.reasons import why_worker
 from millrace.control.scheduling.scheduler import schedule
-from millrace.control.tasks.leases import revoke
+from millrace.control.tasks.leases import revoke, revoke_waiting
 from millrace.control.tasks.window_tasks import lies_in_window
 from millrace.protocol import messages as msg
 from millrace.protocol.group_messages import Audience
@@ -155,6 +155,22 @@ def test_how_much_a_task_had_is_known_from_who_has_all_of_it_if_its_worker_goes_
         service.hello("w")
         read_all(service, slow)
     assert slow.gone[task] == 1
+    assert slow.done
+    assert dump(service.replayed()) == dump(service.state)
+
+
+def test_what_is_taken_back_from_a_worker_while_a_member_says_that_it_has_all_of_it_is_gone_for_the_others(service):
+    _, slow = join(service, "c0", "fast"), join(service, "c1", "slow")
+    service.plan_tasks(service.workers["w"])
+    _, second = sorted(service.workers["w"].leases.items())[:2]
+    task = second[1].ref.task
+    tx = Transaction(service.state, service.observed, service.now)
+    revoke_waiting(tx, group(service), "the mode is another one")
+    assert task in group(service).epochs[0].pending[0]
+    service.carry_out(tx.events, tx.actions)
+    service.say(inp.ConsumerSaid("c0", msg.ConsumerReport(0, [msg.TaskProgress(task, 1, complete=True)])))
+    assert slow.gone[task] == 1
+    read_all(service, slow)
     assert slow.done
     assert dump(service.replayed()) == dump(service.state)
 

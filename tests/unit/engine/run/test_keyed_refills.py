@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.dataset import Dataset
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.run.keyed_refills import Passes, levels_above, refills
-from millrace.errors import CodecError, PipelineError, StoreFullError
+from millrace.errors import CodecError, PipelineError, StoreFullError, UnknownLengthError
 
 ORIGIN = Origin(0, 0)
 UNTYPED: Any = Dataset
@@ -41,8 +41,10 @@ class Stream:
             start = stop
 
 
-def order(stream: Stream, size: int, *, levels: Any = (), budget: int = 1 << 30, key: int = 5) -> list[list[int]]:
-    with levels_above(Passes(stream.read, key, "reservoir()"), levels, "reservoir()") as level:
+def order(
+    stream: Stream, size: int, *, levels: Any = (), folders: Any = (), budget: int = 1 << 30, key: int = 5
+) -> list[list[int]]:
+    with levels_above(Passes(stream.read, key, "reservoir()"), levels, folders, "reservoir()") as level:
         return [[int(array[0]) for array in held] for held in refills(level, size, budget)]
 
 
@@ -60,7 +62,7 @@ def flat(lists: list[list[int]]) -> list[int]:
     key=st.integers(0, 99),
 )
 def test_what_is_held_where_changes_no_order(count, size, levels, budget, cuts, key):
-    between = [("", each) for each in sorted(levels, reverse=True)]
+    between = sorted(levels, reverse=True)
     found = order(Stream(count, cuts=cuts), size, levels=between, budget=budget, key=key)
     assert flat(found) == flat(order(Stream(count), count + 1, key=key))
     assert sorted(flat(found)) == list(range(count))
@@ -95,11 +97,11 @@ def test_each_refill_takes_a_pass_and_each_of_a_level_one_over_the_level():
     assert len(order(alone, 2000)) == 10
     assert alone.passes == 10
     leveled = Stream(20_000, cuts=(500,))
-    refilled = order(leveled, 2000, levels=[("", 10_000)])
+    refilled = order(leveled, 2000, levels=[10_000])
     assert leveled.passes <= 3, "a level may have a few elements less than half of them"
     assert len(refilled) <= 12
     whole = Stream(20_000, cuts=(500,))
-    order(whole, 2000, levels=[("", 30_000)])
+    order(whole, 2000, levels=[30_000])
     assert whole.passes == 1
 
 
@@ -113,7 +115,7 @@ def test_a_level_writes_little_more_than_it_keeps(tmp_path, monkeypatch):
         return file
 
     monkeypatch.setattr(tempfile, "TemporaryFile", noted)
-    with levels_above(Passes(Stream(40_000, cuts=(500,)).read, 5, "r"), [(str(tmp_path), 10_000)], "r") as level:
+    with levels_above(Passes(Stream(40_000, cuts=(500,)).read, 5, "r"), [10_000], [str(tmp_path)], "r") as level:
         written = []
         for _ in refills(level, 9000, 1 << 30):
             written.append(sizes[-1].tell())
@@ -136,7 +138,7 @@ def test_an_input_that_changes_is_noticed():
 
 def test_a_level_that_cannot_be_is_named(tmp_path, monkeypatch):
     with pytest.raises(PipelineError, match=r"reservoir\(\): a level can't be kept in .*nowhere: No such file"):
-        order(Stream(9), 2, levels=[(str(tmp_path / "nowhere"), 5)])
+        order(Stream(9), 2, levels=[5], folders=[str(tmp_path / "nowhere")])
 
     class Full:
         def write(self, _: bytes) -> int:
@@ -147,7 +149,7 @@ def test_a_level_that_cannot_be_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
     with pytest.raises(StoreFullError, match=r"a level of 5 elements in .* cannot grow: No space left"):
-        order(Stream(9), 2, levels=[(str(tmp_path), 5)])
+        order(Stream(9), 2, levels=[5], folders=[str(tmp_path)])
 
 
 def test_elements_without_bytes_are_refused_by_levels_alone():
@@ -193,6 +195,22 @@ def test_a_levelled_reservoir_is_one_order_also_where_the_length_is_known(runs):
     )
 
 
+def test_a_part_of_a_larger_array_is_held_alone(runs):
+    def hold(rows: Any) -> int:
+        return sum(row.nbytes if row.base is None else row.base.nbytes for row in rows)
+
+    batches = Dataset.range(50).map(lambda number: np.full((64, 100), number)).unbatch()
+    passes = Passes(lambda: iter([Chunk(list(np.zeros((64, 100))), ORIGIN, range(64)) for _ in range(50)]), 5, "r")
+    assert hold(next(refills(passes, 100, 1 << 30))) == 100 * 800
+    assert len(runs.epoch(batches.reservoir(100))) == 3200
+
+
+def test_a_known_length_is_known_behind_levels_too():
+    assert len(Dataset.range(50).reservoir(5, levels=[20]).batch(4)) == 13
+    with pytest.raises(UnknownLengthError):
+        len(Dataset.range(50).filter(odd).reservoir(5))
+
+
 def test_draws_with_replacement_are_as_many_as_there_are_elements(runs):
     data = Dataset.range(2000).filter(odd)
     drawn = runs.epoch(data.reservoir(30, with_replacement=True, seed=1))
@@ -218,8 +236,13 @@ def test_repetitions_have_orders_of_their_own(runs):
         ),
         (lambda: Dataset.range(9).reservoir(5, levels=[5]), r"larger than size=5, and these are 5"),
         (lambda: Dataset.range(9).reservoir(5, levels=[7, 8]), r"smaller than the one before it"),
-        (lambda: Dataset.range(9).reservoir(5, levels=[("s3://b/x", 8)]), r"files on local disks, which s3://b/x"),
-        (lambda: UNTYPED.range(9).reservoir(5, levels=8), r"a list of numbers of elements, or of pairs"),
+        (lambda: Dataset.range(9).reservoir(5, levels=[8], folders=["s3://b/x"]), r"local disks, which s3://b/x is"),
+        (lambda: Dataset.range(9).reservoir(5, levels=[8], folders=["/a", "/b"]), r"there are 2 folders, and 1 levels"),
+        (lambda: UNTYPED.range(9).reservoir(5, levels=8), r"a list of numbers of elements, not 8"),
+        (
+            lambda: Dataset.range(9).unique().repeat().batch(2).reservoir(5),
+            r"must have an end: put take\(n\) before it",
+        ),
         (lambda: Dataset.range(9).reservoir(5, levels=[8], with_replacement=True), r"with_replacement=True any"),
     ],
 )
@@ -229,6 +252,6 @@ def test_what_cannot_be_is_refused_with_a_remedy(runs, build, said):
 
 
 def test_it_is_shown_as_it_can_be_written():
-    shown = repr(Dataset.range(9).reservoir(5, levels=[("/data", 80), 10]))
-    assert shown == "Dataset.range(9).reservoir(5, levels=[('/data', 80), ('', 10)])"
+    shown = repr(Dataset.range(9).reservoir(5, levels=[80, 10], folders=["/data", "/nvme"]))
+    assert shown == "Dataset.range(9).reservoir(5, levels=[80, 10], folders=['/data', '/nvme'])"
     assert repr(eval(shown)) == shown
