@@ -72,7 +72,7 @@ def test_what_is_held_where_changes_no_order(count, size, levels, budget, cuts, 
 
 
 def test_each_order_is_as_likely():
-    draws = 12_000
+    draws = 4800
     found = Counter(tuple(flat(order(Stream(4), 3, key=key))) for key in range(draws))
     expected = draws / 24
     chi_square = sum((found[each] - expected) ** 2 / expected for each in itertools.permutations(range(4)))
@@ -80,7 +80,7 @@ def test_each_order_is_as_likely():
 
 
 def test_a_refill_has_each_element_and_each_pair_as_likely():
-    draws, count, size = 4000, 12, 4
+    draws, count, size = 2000, 12, 4
     singles, pairs = Counter[int](), Counter[tuple[int, ...]]()
     for key in range(draws):
         second = sorted(order(Stream(count), size, key=key)[1])
