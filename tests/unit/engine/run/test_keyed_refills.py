@@ -52,9 +52,9 @@ def flat(lists: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(lists))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
-    count=st.integers(0, 300),
+    count=st.integers(0, 90),
     size=st.integers(1, 40),
     levels=st.lists(st.integers(1, 200), max_size=2),
     budget=st.sampled_from([1, 3000, 1 << 20]),
