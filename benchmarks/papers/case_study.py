@@ -36,6 +36,7 @@ JOBS, TOGETHER, EPOCHS, PICTURES = 35, 9, 1, 32_000
 ALONE = 5
 """Jobs of those that run each for itself that are measured."""
 TASKS, CROP = 128, 28
+"""Tasks of an epoch, a row group each, and the side of what is cropped."""
 CORE_S = 0.002
 """Seconds of processor time that a picture takes to prepare."""
 BUFFER_BYTES = 16 << 20

@@ -8,6 +8,7 @@ from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
 from millrace.graph.serialize import PASSING
 from millrace.graph.source_nodes import FromGenerator
+from millrace.planning.mixture import ENDLESS
 
 _APART = "Do without it, or save() what it gives once and load() that, and the work can be shared."
 
@@ -71,7 +72,7 @@ def asserted_length(node: g.Node, skips: bool, known: Callable[[g.Node], int | N
         known: counts the elements of a node below that can be planned.
     """
     if (count := known(node)) is not None:
-        return count
+        return count if count < ENDLESS else None
     if isinstance(node, g.AssertCardinality):
         return node.count
     one_to_one = (g.Shuffle, g.Reservoir, g.Enumerate, *PASSING, *(() if skips else (g.Map, g.Scan)))

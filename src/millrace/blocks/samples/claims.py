@@ -43,7 +43,9 @@ class Claims:
             try:
                 handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             except FileNotFoundError as error:
-                raise CacheError(f"{os.path.dirname(self._path)} is gone: the SampleCache was closed") from error
+                raise CacheError(
+                    f"{os.path.dirname(self._path)} is gone: the SampleCache was closed, or somebody removed it"
+                ) from error
             _handles.add(handle)
         try:
             yield handle

@@ -171,7 +171,7 @@ class SpilledLevel(Level):
         file = self._file
         assert file is not None
         with self._errors():
-            file.seek(0)
+            file.seek(0)  # after it has written what it still held
         while length := file.read(4):
             packed, size = msgspec.msgpack.decode(file.read(int.from_bytes(length, "little")), type=tuple[bytes, int])
             message, keys = file.read(size), np.frombuffer(packed, np.int64)
@@ -196,7 +196,8 @@ class SpilledLevel(Level):
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what it could not write to a full disk, as has been said
+                self._file.close()
             self._file = None
 
 

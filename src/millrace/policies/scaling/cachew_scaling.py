@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from millrace.policies.decision import Decision
-from millrace.policies.scaling.autoscale import Limits, Look, bound
+from millrace.policies.scaling.autoscale import LOOK_ELEMENTS, Limits, Look, bound
 
 THRESHOLD = 0.03
 QUEUE_GROWTH = 0.40
@@ -23,8 +23,6 @@ REVISIT_LOOKS = 10
 SHORT_S = 30.0
 """Seconds of looks in a row with fewer workers than were asked for, after which those are all: starting one takes a
 while, and a look at a fast training takes less."""
-_ELEMENTS = 100
-"""Elements of a look, at least."""
 
 
 class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
@@ -87,7 +85,7 @@ def _there(scale: CachewScale, look: Look, limits: Limits, queue: float) -> Deci
         return Decision(scale, "waits until the others have left")
     if scale.workers in {look.workers, limits.least}:
         return None
-    short_s = scale.short_s + _ELEMENTS * look.batch_s
+    short_s = scale.short_s + LOOK_ELEMENTS * look.batch_s
     if short_s < SHORT_S:
         return Decision(msgspec.structs.replace(scale, short_s=short_s), "the workers are not there yet")
     there = max(limits.least, look.workers)

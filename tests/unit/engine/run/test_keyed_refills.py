@@ -140,14 +140,7 @@ def test_a_level_that_cannot_be_is_named(tmp_path, monkeypatch):
     with pytest.raises(PipelineError, match=r"reservoir\(\): a level can't be kept in .*nowhere: No such file"):
         order(Stream(9), 2, levels=[5], folders=[str(tmp_path / "nowhere")])
 
-    class Full:
-        def write(self, _: bytes) -> int:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
     with pytest.raises(StoreFullError, match=r"a level of 5 elements in .* cannot grow: No space left"):
         order(Stream(9), 2, levels=[5], folders=[str(tmp_path)])
 
@@ -209,6 +202,13 @@ def test_a_known_length_is_known_behind_levels_too():
     assert len(Dataset.range(50).reservoir(5, levels=[20]).batch(4)) == 13
     with pytest.raises(UnknownLengthError):
         len(Dataset.range(50).filter(odd).reservoir(5))
+
+
+@pytest.mark.parametrize("behind", [lambda ds: ds, lambda ds: ds.batch(4)])
+def test_a_sequence_over_what_has_no_end_has_no_length(behind):
+    with pytest.raises(UnknownLengthError):
+        len(behind(Dataset.range(9).repeat().scan(0, lambda state, number: (state, number))))
+    assert len(behind(Dataset.range(8).scan(0, lambda state, number: (state, number)))) in {8, 2}
 
 
 def test_draws_with_replacement_are_as_many_as_there_are_elements(runs):
