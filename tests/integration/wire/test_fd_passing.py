@@ -384,7 +384,7 @@ class CountingSocket(socket.socket):
         return super().recv_into(*arguments)
 
 
-def test_a_frame_without_a_payload_of_its_own_takes_one_call_at_each_end():
+def test_a_frame_that_brings_little_or_nothing_of_its_own_takes_one_call_at_each_end():
     arena = Arena(64 << 20)
     ours, theirs = (CountingSocket(fileno=each.detach()) for each in socket.socketpair())
     with (
@@ -394,7 +394,8 @@ def test_a_frame_without_a_payload_of_its_own_takes_one_call_at_each_end():
         contextlib.closing(FdChannel(theirs)) as other,
     ):
         lent = arena.allocate((1 << 19,), np.dtype(np.uint8))
-        for number, buffers in enumerate(([], [lent], [])):
+        payloads: tuple[list[Any], ...] = ([], [lent], [b"head", lent], [])
+        for number, buffers in enumerate(payloads):
             end.send(Note(number), buffers)
             note, payload = other.receive(NOTE, bytearray, 1 << 20)
             assert note == Note(number)

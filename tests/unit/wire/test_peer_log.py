@@ -4,12 +4,15 @@ import logging
 import time
 
 from millrace.wire import peer_log
-from millrace.wire.peer_log import LINES, PeerLog
+from millrace.wire.peer_log import PeerLog
+
+LINES = 20
 
 
 def test_lines_about_peers_are_bounded(caplog, monkeypatch):
     now = [5.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(peer_log, "LINES", LINES)
     log = PeerLog(logging.getLogger("millrace.test"))
     for number in range(LINES + 500):
         log.warning("peer %d", number)

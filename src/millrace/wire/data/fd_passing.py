@@ -29,7 +29,7 @@ from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena, BorrowedSegments, Segment
 from millrace.errors import ProtocolError
 from millrace.message_budget import MALFORMED, check_containers
-from millrace.wire.data.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
+from millrace.wire.data.frames import IOV_MAX, ReadAhead, drop, encode_head, receive_all, receive_frame, send_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,6 +43,7 @@ _COPIED_TOTAL = 64 << 10
 MAX_PREAMBLE_BYTES = 1 << 20
 """Most bytes of a preamble; a payload of more pieces than fit into it goes with the frame, as it is."""
 _LENGTH = struct.Struct("<I")
+_TRUNCATED = int(socket.MSG_CTRUNC)  # of the enumeration its & would cost more than the call
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _INLINE = -1
 
@@ -128,22 +129,22 @@ class FdChannel:
                 continue
             inline = load.inline if load.parts else views
             head = _LENGTH.pack(len(preamble)) + preamble + encode_head(header, sum(map(len, inline)))
+            unsent = [memoryview(head), *(view.data for view in inline)]
             try:
-                self._send(memoryview(head), load.descriptors + [file.fd for file in load.files])
+                self._send(unsent, load.descriptors + [file.fd for file in load.files])
                 break
             except OSError as error:
                 # Consumers that stand still have so many of this user's waiting as one process may have open.
                 if error.errno != errno.ETOOMANYREFS or not load.files:
                     raise
                 load.inline_files(views)
-        send_all(self._sock, [view.data for view in inline])
+        send_all(self._sock, unsent)
         return sum(map(len, views))
 
-    def _send(self, head: memoryview, descriptors: list[int]) -> None:
+    def _send(self, views: list[memoryview], descriptors: list[int]) -> None:
+        """Send descriptors and the first of ``views``, mostly all of them, so that the peer wakes once for a frame."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        rest = head[self._sock.sendmsg([head], rights) :]
-        if rest:
-            send_all(self._sock, [rest])
+        drop(views, self._sock.sendmsg(views[:IOV_MAX], rights))
 
     def _lay_out(self, arena: Arena, views: list[Bytes], *, shared: bool) -> _PayloadLayout:
         load = _PayloadLayout(shared=shared)
@@ -304,7 +305,7 @@ class FdChannel:
         # Those of a preamble that has come in part may wait, and those of the next.
         if len(self._descriptors) > 2 * MAX_DESCRIPTORS:
             raise ProtocolError("the peer passed more file descriptors than it announced")
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             # More than a frame may have, or this process can't have more: then another way is left.
             raise OSError(errno.EMFILE, "not all file descriptors that the peer passed could be received")
         return received

@@ -101,6 +101,8 @@ class ReadAhead:
 
 def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
     """Allocate uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
+    if not size:
+        return np.empty(0, np.uint8)
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
