@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,16 @@ class ContinuedPipeline(Readable):
         """See :class:`Readable`."""
         self.served.load_state_dict([pack(each) for each in self._fit(state)])
         self._now = None
+
+    def has_no_end(self) -> bool:
+        """See :class:`Readable`."""
+        nodes = self._operators.nodes
+        ended = any(isinstance(node, g.TakeWhile) or (isinstance(node, g.Take) and node.count >= 0) for node in nodes)
+        return not ended and self.served.has_no_end()
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :class:`Readable`."""
+        return self.served.set_weights(weights)
 
     def forget_state(self) -> None:
         """See :class:`Readable`."""

@@ -16,6 +16,7 @@ from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.plan import Plan, make_plan
+from millrace.planning.sequencing import has_no_end
 from millrace.planning.shapes import Varying, varying
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import INFINITE, UnitMap
@@ -46,7 +47,7 @@ class Pipeline(Readable):
         """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
         from millrace.engine.run.local_epoch import read
 
-        return read(self, self._passes, number, share)
+        return self._passes.read_by(read(self, self._passes, number, share))
 
     def peek(self, count: int) -> list[Any]:
         """See :class:`Readable`."""
@@ -65,6 +66,10 @@ class Pipeline(Readable):
         from millrace.sources.provenance import made_of
 
         return made_of(self.graph, self.tables(), str(self)).judged(self._passes.why_unlike(self._fresh_state))
+
+    def has_no_end(self) -> bool:
+        """See :class:`Readable`."""
+        return has_no_end(self.node)
 
     def prepare_to_fork(self) -> None:
         """Draw the seed, rather than each process its own."""

@@ -101,8 +101,8 @@ class ServedPipeline(Readable):
         with self._lock:
             try:
                 if several and not self._passes.loaded and self._session is None:
-                    return self._awaited(number)
-                return self._begun(number, share)
+                    return self._passes.read_by(self._awaited(number))
+                return self._passes.read_by(self._begun(number, share))
             except BaseException:
                 if self._session is None or self._session.failed:
                     self._leave(self._session)  # the traceback holds this dataset, and it an embedded service
@@ -338,16 +338,16 @@ class ServedPipeline(Readable):
             self._parameters["epochs"] = epochs
 
     def __len__(self) -> int:
-        """Length of the dataset, if one consumer reads all of it.
-
-        Raises:
-            UnknownLengthError: else, and where the dataset's own length is unknown.
-        """
+        """Length of the dataset, if one consumer reads all of it; see :class:`Readable`."""
         several = self._parameters["num_consumers"] not in (None, 1)
         if several or self.coordinated or self._parameters["sharding"] == "off":
             raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
         told = None if self._session is None else self._session.elements
         return len(self.pipeline) if told is None else told  # workers have listed what is being read
+
+    def has_no_end(self) -> bool:
+        """See :class:`Readable`."""
+        return self.pipeline.has_no_end()
 
     def _share_arrays(self) -> None:
         """Hold the memory of the pipeline's arrays until it is closed, and again when it is used again."""

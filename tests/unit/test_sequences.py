@@ -11,7 +11,7 @@ import pytest
 
 from millrace.dataset import Dataset
 from millrace.errors import ElementError, PipelineError
-from millrace.frameworks.element_spec import ArraySpec
+from millrace.frameworks.element_spec import ArraySpec, ListSpec
 
 UNTYPED_TEN: Any = Dataset.range(10)
 
@@ -189,6 +189,58 @@ def test_a_specification_is_of_what_elements_have_in_common():
     assert found.x is found[0]
     assert Dataset.from_list(["a"] * 5).batch(2, drop_remainder=True).element_spec == ArraySpec((2,), np.dtype("U"))
     assert Dataset.from_list([b"a"] * 4).batch(2).element_spec == ArraySpec((2,), np.dtype("S"))
+
+
+INTEGER = ArraySpec((), np.dtype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("windows", "spec"),
+    [
+        (Dataset.range(100).window(3), ListSpec(INTEGER)),
+        (Dataset.range(4).window(3), ListSpec(INTEGER)),
+        (Dataset.range(9).window(3), [INTEGER] * 3),
+        (Dataset.range(9).window(3, shift=2), ListSpec(INTEGER)),
+        (Dataset.range(9).filter(even).window(3), ListSpec(INTEGER)),
+        (Dataset.range(9).repeat().window(3), [INTEGER] * 3),
+        (Dataset.range(10).window(3, drop_remainder=True), [INTEGER] * 3),
+        (Dataset.range(10).window(3).map(np.stack), ArraySpec((None,), np.dtype(np.int64))),
+        (Dataset.range(100).batch(3, collate=list), ListSpec(INTEGER)),
+        (Dataset.range(99).batch(3, collate=list), [INTEGER] * 3),
+        (Dataset.range(100).window(3).flat_map(Dataset.from_list), INTEGER),
+        (Dataset.from_list(["a"] * 100).window(3), ArraySpec((None,), np.dtype("U"))),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:the pipeline runs as one task")
+def test_lists_of_any_length_have_a_specification_of_their_own(windows, spec):
+    assert windows.element_spec == spec
+
+
+ENDLESS = Dataset.range(3).repeat()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ENDLESS,
+        ENDLESS.take(-1).filter(even).batch(2),
+        ENDLESS.distribute(),
+        ENDLESS.distribute().batch(2),
+    ],
+    ids=str,
+)
+def test_what_has_no_end_is_neither_folded_nor_saved(dataset, tmp_path):
+    for read in (lambda: dataset.reduce(0, max), lambda: dataset.save(tmp_path / "saved")):
+        with pytest.raises(PipelineError, match=r"(reduce|save)\(\) of .* would never end; put take\(n\)"):
+            read()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ended", [ENDLESS.take(7), ENDLESS.take_while(even), ENDLESS.batch(2).take(3)], ids=str)
+@pytest.mark.filterwarnings("ignore:the pipeline runs as one task")
+def test_what_has_no_end_is_folded_as_far_as_it_is_taken(ended):
+    assert ended.reduce(0, lambda state, _: state + 1) in {7, 1, 3}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ class Readable(ABC):
         """See :meth:`Stateful.load_state_dict`."""
         self._passes.load(state, self._fresh_state().identity)
 
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :meth:`Stateful.set_weights`."""
+        return self._passes.set_weights(weights)
+
     def forget_state(self) -> None:
         """Forget loaded states that the next epoch was to begin with: it is a whole one."""
         self._passes.started()
@@ -89,6 +93,10 @@ class Readable(ABC):
             UnknownLengthError: if only reading can tell.
         """
 
+    @abstractmethod
+    def has_no_end(self) -> bool:
+        """Whether operators say that an epoch has no end; where only reading can tell, they don't."""
+
     def prepare_to_fork(self) -> None:  # noqa: B027 (most have nothing to prepare)
         """Prepare for copies of this object in other processes, which will read parts of it."""
 
@@ -126,6 +134,18 @@ class Stateful(NamesEquivalents):
         self._source.load_state_dict(state)
 
     get_state, set_state = state_dict, load_state_dict
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """Set the weights of the pipeline's ``sample_from_datasets`` in the epoch that is being read in this process.
+
+        For loops that don't have its iterator, as those over a DataLoader; of several iterators it is the last that
+        counts. Arguments, result and errors are those of
+        :meth:`millrace.engine.run.element_iterator.StatefulIterator.set_weights`.
+
+        Raises:
+            PipelineError: also if this process reads no epoch, as with a DataLoader that has worker processes.
+        """
+        return self._source.set_weights(weights)
 
     def __len__(self) -> int:
         """Elements of an epoch; may list files.
@@ -176,10 +196,14 @@ class Viewable(Stateful):
         Args:
             initial_state: the first state; what an epoch without elements gives.
             reduce_func: runs in this process, element by element in the order in which they come.
+
+        Raises:
+            PipelineError: an epoch has no end.
         """
         about, state = describe(reduce_func, "reduce", ("state", "element")), initial_state
         if about.takes_rng:
             raise PipelineError(f"reduce({about.name}): the function gets a state and an element, and no rng")
+        self._refuse_endless("reduce")
         with self._source.read_epoch() as epoch:
             for element in epoch:
                 state = reduce_func(state, element)
@@ -212,7 +236,7 @@ class Viewable(Stateful):
                 removes them.
 
         Raises:
-            PipelineError: there is a saved dataset, or another process saves there at the same time.
+            PipelineError: there is a saved dataset, another process saves there too, or an epoch has no end.
             UnsureError: of "refresh": nobody can tell what a function computes, or a state was loaded or weights set,
                 so that the next epoch is another one.
             CodecError: an element has no form as bytes.
@@ -221,6 +245,7 @@ class Viewable(Stateful):
         from millrace.sources.saving import save
         from millrace.sources.storage import absolute
 
+        self._refuse_endless("save")
         return save(
             absolute(os.fspath(path)),
             self._source,
@@ -235,6 +260,10 @@ class Viewable(Stateful):
         return str(self._source)
 
     __repr__ = __str__
+
+    def _refuse_endless(self, method: str) -> None:
+        if self._source.has_no_end():
+            raise PipelineError(f"{method}() of {self} would never end; put take(n) behind repeat()")
 
     def torch(self) -> TorchDataset:
         """View as a torch ``IterableDataset`` of tensors that share memory with what arrived.

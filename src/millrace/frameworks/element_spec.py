@@ -32,6 +32,17 @@ class ArraySpec:
     dtype: np.dtype[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class ListSpec:
+    """Specification of lists of any length, as windows and lists of a batch's elements are where the last has fewer.
+
+    Attributes:
+        item: specification that all items have.
+    """
+
+    item: Any
+
+
 def infer(source: Readable, remedy: str) -> Any:
     """Find the specification of a dataset's elements: computes the first ones in this process.
 
@@ -82,6 +93,9 @@ def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
             raise _differ(path)
         return {key: _spec([each[key] for each in elements], varying, (*path, key)) for key in first}
     if isinstance(first, (tuple, list)) and not is_strings(first):
+        lists = all(isinstance(each, list) for each in elements)
+        if lists and not path and (len(first) in varying.rows or len({len(each) for each in elements}) > 1):
+            return ListSpec(_spec([item for each in elements for item in each], varying, (0,)))
         if any(not isinstance(other, (tuple, list)) or len(other) != len(first) for other in elements):
             raise _differ(path)
         columns = zip(*elements, strict=True)

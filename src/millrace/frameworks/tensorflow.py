@@ -14,7 +14,7 @@ from millrace.elements.ragged import is_ragged
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.base import Readable, View
-from millrace.frameworks.element_spec import as_leaf, infer
+from millrace.frameworks.element_spec import ListSpec, as_leaf, infer
 from millrace.graph.notation import call_notation
 
 
@@ -92,6 +92,11 @@ def _tensor_spec(spec: Any, path: Path = ()) -> Any:
     """Convert a specification of elements to TensorFlow's, in which lists are tuples."""
     if isinstance(spec, dict):
         return {key: _tensor_spec(inner, (*path, key)) for key, inner in spec.items()}
+    if isinstance(spec, ListSpec):
+        raise PipelineError(
+            f"lists of different lengths at {path_text(path)} have no form in TensorFlow: leave the short ones out "
+            "with drop_remainder=True, or make arrays of them in a map()"
+        )
     if is_ragged(spec):
         values, splits = spec
         rows = None if splits.shape[0] is None else splits.shape[0] - 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from millrace.errors import StateError
+from millrace.errors import PipelineError, StateError
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, merge, pack, parse_all, said
 from millrace.planning.weight_changes import Reweighted
 
@@ -13,6 +14,16 @@ Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
 """Number of an epoch, or a function of the next number and the states that it begins with; None: the next."""
 Share = tuple[int, int]
 """Share (i, n): the i-th of n helpers of one reader."""
+
+
+class Reader(Protocol):
+    """Iterator that reads a pass."""
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """See :meth:`millrace.engine.run.element_iterator.StatefulIterator.set_weights`."""
+
+
+R = TypeVar("R", bound=Reader)
 
 
 class EpochCursor:
@@ -30,6 +41,7 @@ class EpochCursor:
         self.loaded: tuple[Checkpoint, ...] = ()
         self.reweighted: Reweighted = ()
         self._now: Callable[[], Checkpoint] | None = None
+        self._reader: weakref.ref[Any] | None = None
 
     def load(self, states: Any, here: PipelineIdentity) -> None:
         """Load states: the next pass begins where these were taken.
@@ -74,6 +86,27 @@ class EpochCursor:
     def is_last(self, now: Callable[[], Checkpoint]) -> bool:
         """Whether the pass that began with ``now`` is the last one, and no states were loaded since."""
         return self._now is now
+
+    def read_by(self, reader: R) -> R:
+        """Remember who reads the last pass, as long as somebody holds it; return it."""
+        self._reader = weakref.ref(reader)
+        return reader
+
+    def set_weights(self, weights: Sequence[float]) -> int:
+        """Set the weights of the mixture in the last pass.
+
+        Raises:
+            PipelineError: nobody in this process reads one.
+        """
+        reader = None if self._reader is None else self._reader()
+        if reader is None:
+            raise PipelineError(
+                "set_weights sets the weights of an epoch that is being read, and this process reads none: begin it "
+                "first; a DataLoader with worker processes reads there, so use num_workers=0, with distribute() where "
+                "processes are to compute"
+            )
+        element: int = reader.set_weights(weights)
+        return element
 
     def started(self) -> None:
         """Forget the loaded states: somebody asks the pass for elements."""

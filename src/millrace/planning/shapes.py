@@ -13,7 +13,8 @@ class Varying(NamedTuple):
     """Dimensions that may differ between elements although some elements agree in them.
 
     Attributes:
-        rows: sizes of batches that not all are full: a first dimension of this size may be another elsewhere.
+        rows: sizes of batches and windows that not all are full: a first dimension of this size, or a list of so many,
+            may have another size elsewhere.
         padded: whether dimensions after the first are padded to what a batch needs.
         fixed: sizes that padding always gives.
     """
@@ -34,7 +35,8 @@ def varying(units: UnitMap) -> Varying:
     short = {size for node in makers if not _always_full(units, node) for size in _sizes(node)}
     padders = [node for node in (*makers, *inside) if isinstance(node, (g.PaddedBatch, g.BucketBySequenceLength))]
     fixed = {size for node in padders for size in _numbers(node.padded_shapes)}
-    return Varying(frozenset(sizes if len(sizes) > 1 else short), bool(padders), frozenset(fixed))
+    windows = {node.size for node in _windows(units.graph.root) if not _always_whole(units, node)}
+    return Varying(frozenset(sizes if len(sizes) > 1 else short) | windows, bool(padders), frozenset(fixed))
 
 
 _Maker = g.Batch | g.PaddedBatch | g.BucketBySequenceLength | g.Rebatch | g.GroupByWindow
@@ -47,6 +49,15 @@ def _makers(node: g.Node) -> Iterator[_Maker]:
     elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave, g.Pack)):  # packed rows are all of one shape
         for child in node.inputs:
             yield from _makers(child)
+
+
+def _windows(node: g.Node) -> Iterator[g.SlidingWindow]:
+    """Operators that listed what leaves ``node``."""
+    if isinstance(node, g.SlidingWindow):
+        yield node
+    elif not isinstance(node, _Maker | g.Unbatch | g.FlatMap | g.Interleave | g.Pack):
+        for child in node.inputs:
+            yield from _windows(child)
 
 
 def _sizes(node: _Maker) -> tuple[int, ...]:
@@ -70,6 +81,15 @@ def _always_full(units: UnitMap, node: _Maker) -> bool:
         return False
     found = units.of(below)
     return found.yields is Cardinality.ONE and (found.count >= INFINITE or found.count % node.batch_size == 0)
+
+
+def _always_whole(units: UnitMap, node: g.SlidingWindow) -> bool:
+    below = units.graph.id_of(node.inputs[0])
+    if node.drop_remainder or not units.plannable(below):
+        return node.drop_remainder
+    found = units.of(below)
+    left = found.count - (-(-found.count // node.shift) - 1) * node.shift  # from where the last window begins
+    return found.yields is Cardinality.ONE and (found.count >= INFINITE or not found.count or left >= node.span)
 
 
 def _numbers(shapes: Any) -> Iterator[int]:

@@ -94,6 +94,12 @@ class TestSpecs:
         assert tensors.element_spec.shape.as_list() == [None]
         assert sorted(int(x) for batch in tensors for x in batch) == list(range(20))
 
+    def test_windows_of_any_length_are_refused(self):
+        with pytest.raises(mr.PipelineError, match=r"lists of different lengths at \(root\) have no form"):
+            mr.Dataset.range(10).window(3).tensorflow()
+        tensors = mr.Dataset.range(10).window(3, drop_remainder=True).tensorflow()
+        assert [[int(x) for x in window] for window in tensors] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
     def test_explicit(self):
         spec = (tf.TensorSpec((None,), tf.float32), tf.TensorSpec((), tf.int32))
         tensors = mr.Dataset.from_list([([1, 2], 3), ([4.5], 5)]).tensorflow(spec)

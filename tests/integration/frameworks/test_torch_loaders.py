@@ -116,6 +116,22 @@ class TestInProcess:
         assert sorted(values(loader)) == list(range(100))
         assert len(loader) == 10
 
+    def test_its_loop_sets_weights(self):
+        here, there = mr.Dataset.range(1000), mr.Dataset.range(-1000, 0)
+        mixture = mr.Dataset.sample_from_datasets([here.repeat(), there.repeat()], [0, 1])
+        mixed, seen, begin = mixture.take(1000).map(np.array).torch(), list[int](), 0
+        for x in DataLoader(mixed, batch_size=None):
+            seen.append(int(x))
+            if len(seen) == 100:
+                begin = mixed.set_weights([1, 0])
+        assert max(seen[:begin]) < 0 <= min(seen[begin:])
+        assert 100 <= begin < len(seen) == 1000
+        loader = load(mixed)
+        next(batches := iter(loader))
+        with pytest.raises(mr.PipelineError, match="a DataLoader with worker processes reads there, so use num_work"):
+            mixed.set_weights([1, 0])
+        del batches
+
     def test_unknown_length(self):
         loader = DataLoader(mr.Dataset.range(10).filter(lambda x: x > 3).torch(), batch_size=None)
         with pytest.raises(TypeError, match="known only after reading"):

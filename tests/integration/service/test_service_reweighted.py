@@ -201,6 +201,6 @@ def test_operators_behind_distribute_pass_it_on(service):
         behind = batches.map(lambda batch: batch + 1)
         epoch = iter(behind)
         seen = [*some(epoch, 10)]
-        begin = epoch.set_weights([9, 1])
+        begin = behind.set_weights([9, 1])  # as a loop does that has no iterator
         seen += list(epoch)
     assert prints([batch - 1 for batch in seen]) == prints(written({0: [1, 1], begin: [9, 1]}))

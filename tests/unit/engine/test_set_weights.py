@@ -229,3 +229,25 @@ def test_a_state_with_weights_of_another_number_of_datasets_is_refused():
         with pytest.raises(StateError, match="does not mix by 3 weights"):
             epoch.load_state_dict(wrong)
         assert len(list(epoch)) == 3999
+
+
+def test_a_loop_without_the_iterator_sets_them_on_the_dataset():
+    dataset, seen, begin = made("nothing", [1, 1]), list[int](), 0
+    with pytest.raises(PipelineError, match="this process reads none: begin it first"):
+        dataset.set_weights([1, 0])
+    for element in dataset:
+        seen.append(element)
+        if len(seen) == 500:
+            begin = dataset.set_weights([1, 0])
+    assert seen == list(made("nothing", {0: [1, 1], begin: [1, 0]}, weights_by="element"))
+    with pytest.raises(PipelineError, match="this process reads none"):
+        dataset.set_weights([1, 0])  # the epoch is over
+
+
+def test_of_several_iterators_the_last_one_is_meant():
+    dataset = made("nothing", [1, 1])
+    with iter(dataset) as first, iter(dataset) as last:
+        next(first), next(last)
+        dataset.set_weights([1, 0])
+        assert "reweighted" not in first.state_dict()
+        assert last.state_dict()["reweighted"]
