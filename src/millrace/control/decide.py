@@ -1,4 +1,4 @@
-"""The dispatcher's mind: one input in, what became so and what is to be done out.
+"""The dispatcher's core: one input in, what became so and what is to be done out.
 
 A function of its arguments alone: no clock, no randomness, no I/O. It changes ``state`` only by applying the
 events that it returns, so that applying these to the state before gives the state after.

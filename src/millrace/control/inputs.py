@@ -1,4 +1,4 @@
-"""Inputs of the dispatcher's mind. All that is random or measured comes in here, drawn by the shell."""
+"""Inputs of the dispatcher's core. All that is random or measured comes in here, drawn by the shell."""
 
 from __future__ import annotations
 

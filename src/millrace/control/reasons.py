@@ -27,7 +27,7 @@ def kept(state: State, job: Job, now: float) -> dict[str, Any] | None:
     return {"consumers": missing(job), "for_s": max(0.0, for_s)}
 
 
-def sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+def division_of(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
     """Claim of the job on the workers, and whom it waits for, if it has none."""
     found: dict[str, Any] = {"tenant": job.spec.tenant, "priority": job.spec.priority, "share": None, "why": None}
     found |= {"waits_s": None, "waits_for": [], "behind": []}
@@ -98,7 +98,7 @@ def _why_not_listed(observed: Observed, job: Job) -> str:
 
 def why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:
     """Why a job has no worker though there are some."""
-    claim, name, count = sharing(state, observed, job, now), job.name, len(others)
+    claim, name, count = division_of(state, observed, job, now), job.name, len(others)
     if claim["waits_s"] is None:
         return f"job {name} has no work for a worker now"
     there = "1 worker" if count == 1 else f"{count} workers"

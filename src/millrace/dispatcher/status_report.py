@@ -11,7 +11,7 @@ import numpy as np
 from millrace.control.caching import byte_quotas, source_chunks, source_rooms
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
-from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
+from millrace.control.reasons import division_of, files_listed, kept, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
 from millrace.control.state.ended_jobs import FinishedJob
 from millrace.control.state.observed import CacheObservation, Observed, ResourceUsage, SourceObservation
@@ -196,7 +196,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
             "remote": sum(not worker.pinned_job for worker in serving),
             "why": told(state, job),
         },
-        "sharing": sharing(state, observed, job, now),
+        "division": division_of(state, observed, job, now),
         "group": group_of(state, observed, job, now),
         "accelerators": job.spec.accelerators,
         "spent": spent_rows(state, job, observed.usage.get(job.name, {})),

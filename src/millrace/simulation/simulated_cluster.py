@@ -477,7 +477,7 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> ScheduleOutcom
 
         network.note = note
         cluster.run()
-    except Exception as error:  # noqa: BLE001 (a bug of the mind or of a model, which the seed shows again)
+    except Exception as error:  # noqa: BLE001 (a bug of the core or of a model, which the seed shows again)
         bug = "" if isinstance(error, Violation) else f"{type(error).__name__} in {_place_of(error)}: "
         outcome.violation = f"{bug}{error}"
         outcome.trace = [_line(*each) for each in last]

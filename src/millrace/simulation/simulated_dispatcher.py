@@ -1,4 +1,4 @@
-"""The dispatcher: the real mind in a modelled shell, which does what :mod:`millrace.dispatcher.server` does."""
+"""The dispatcher: the real core in a modelled shell, which does what :mod:`millrace.dispatcher.server` does."""
 
 from __future__ import annotations
 

@@ -159,7 +159,11 @@ class SourceCache:
         step = next_step(answer, entry.bytes)
         if step is NextStep.USE:
             assert isinstance(answer, bytes)
-            return answer
+            if not entry.content or hashlib.sha256(answer).digest() == entry.content:
+                return answer
+            assert link is not None
+            link.warn_of_other_bytes()
+            return fetch()
         if link is None or step is NextStep.FETCH:
             return fetch()
         try:
@@ -188,7 +192,17 @@ class _Link:
         self._session: _Session | None = None
         self._pauses = delays()
         self._not_before = 0.0
-        self._failed = self._told = self._closed = False
+        self._failed = self._told = self._closed = self._gave_others = False
+
+    def warn_of_other_bytes(self) -> None:
+        """Say, once, that the server has given bytes under a hash that is not theirs."""
+        if not self._gave_others:
+            self._gave_others = True
+            _logger.warning(
+                "cache server %s gave bytes whose hash is not the one that it was asked for: its disk or memory is "
+                "damaged, or it is none of ours; the store is asked for these",
+                self.address,
+            )
 
     def ask(self, key: bytes) -> ItemAnswer:
         """Ask for a key, and wait for the answer."""

@@ -388,6 +388,27 @@ def test_a_server_that_lies_is_done_without_or_believed_no_more_than_a_read_of_t
     assert store.read == {"s3://bucket/1": 1}
 
 
+def test_other_bytes_under_a_hash_are_read_from_the_store_instead(worker, caplog):
+    """With a digest the hash is known: a server that lies poisons nothing, and is not taken for a file that changed."""
+    wanted = [entry(n)._replace(content=hashlib.sha256(bytes_of(entry(n))).digest()) for n in (1, 2)]
+
+    def lie(connection: DataConnection) -> None:
+        with contextlib.suppress(ServiceUnreachableError):
+            while True:
+                asked, _ = connection.receive(msg.CACHE_REQUEST)
+                if isinstance(asked, msg.AskItems):
+                    said = [b"!" * each.bytes for each in wanted][: len(asked.numbers)]
+                    connection.send(msg.FoundItems(asked.numbers, [len(each) for each in said]), said)
+
+    store = Store()
+    with DataServer("127.0.0.1", lie) as liar:
+        one = worker(store, liar.address)
+        for each in wanted:
+            assert one.read(each) == bytes_of(each)
+    assert store.read == {"s3://bucket/1": 1, "s3://bucket/2": 1}
+    assert caplog.text.count("gave bytes whose hash is not the one that it was asked for") == 1
+
+
 @pytest.mark.parametrize(
     "message",
     [

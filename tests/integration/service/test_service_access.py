@@ -83,7 +83,7 @@ def test_every_right_with_it_without_it_and_with_anothers(guarded):
     with guarded.job("anna", "a", num_consumers=2) as mine, iter(mine) as first:
         next(first)
         listed = {
-            who: {job["name"]: job["sharing"]["tenant"] for job in fetch_status(service.address, TOKENS[who])["jobs"]}
+            who: {job["name"]: job["division"]["tenant"] for job in fetch_status(service.address, TOKENS[who])["jobs"]}
             for who in ("anna", "bert", "cara", "dora", "root")
         }
         seen = {"a": "vision"}

@@ -36,11 +36,11 @@ def test_three_jobs_on_one_worker_all_finish_and_say_who_waits(own_service, gate
         with Reading([jobs["b"]], 2) as second, Reading([jobs["c"]], 2) as third:
 
             def all_wait(status):
-                waits = [job["sharing"]["waits_s"] for job in status["jobs"] if job["name"] in "bc"]
+                waits = [job["division"]["waits_s"] for job in status["jobs"] if job["name"] in "bc"]
                 return len(waits) == 2 and None not in waits
 
             own_service.until(all_wait)
-            claims = {job["name"]: job["sharing"] for job in own_service.status()["jobs"]}
+            claims = {job["name"]: job["division"] for job in own_service.status()["jobs"]}
             assert all(claims[name]["waits_for"] == ["a"] for name in "bc")
             assert sorted(claims[name]["behind"] for name in "bc") in ([[], ["b"]], [[], ["c"]])
             assert {claim["share"] for claim in claims.values()} == {0.333333}

@@ -29,14 +29,14 @@ def test_a_job_without_a_worker_says_that_nothing_is_known_of_its_caches():
 def test_a_job_alone_says_no_more_than_it_did():
     job = shared(2, {"a": {}})["a"]
     assert job["why"] == "job a runs on 2 workers"
-    assert job["sharing"]["share"] == 2
-    assert job["sharing"]["waits_s"] is None
+    assert job["division"]["share"] == 2
+    assert job["division"]["waits_s"] is None
 
 
 def test_who_waits_says_for_how_long_and_for_whom():
     jobs = shared(1, {"a": {}, "b": {"priority": 2.0, "tenant": "red"}, "c": {}})
     assert jobs["a"]["why"] == "job a runs on 1 worker; a is to have 0.25 of 1 worker for 3 jobs"
-    assert jobs["b"]["sharing"] == {
+    assert jobs["b"]["division"] == {
         "tenant": "red",
         "priority": 2.0,
         "share": 0.5,
@@ -54,5 +54,5 @@ def test_whose_tenant_has_its_quota_waits_for_its_own():
     jobs = shared(3, {"free": {}, "a": {"tenant": "red"}, "b": {"tenant": "red"}}, 5, quotas={"red": 1})
     waiting = next(job for job in jobs.values() if not job["workers"]["observed"])
     other = {"a": "b", "b": "a"}[waiting["name"]]
-    assert waiting["sharing"]["waits_for"] == [other]
+    assert waiting["division"]["waits_for"] == [other]
     assert "3 workers, of which tenant red may have 1, serving" in waiting["why"]

@@ -1,4 +1,4 @@
-"""Protocols of a plan and its planner, as far as the dispatcher's mind needs them."""
+"""Protocols of a plan and its planner, as far as the dispatcher's core needs them."""
 
 from __future__ import annotations
 
