@@ -2,14 +2,19 @@
 
 import contextlib
 import itertools
+import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
+from tests.integration.service.service_driving import wait_until_gone
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -186,6 +191,39 @@ def test_ranks_have_a_cache_each(cache):
                     assert found == list(inner)
                 seen += list(inner)
     assert len(seen) == len(set(seen)) == COUNT // 3 * 3
+
+
+LOOP = Path(__file__).parent / "prefetching_loop.py"
+
+
+def started(folder, *arguments):
+    """The loop, which has its temporary files in the folder."""
+    command = [sys.executable, "-W", "error", str(LOOP), str(folder), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(folder)})
+
+
+def test_each_rank_of_a_data_parallel_training_has_the_samples_of_its_sampler(tmp_path):
+    ranks = [started(tmp_path, rank, 2) for rank in range(2)]
+    said = [rank.communicate()[0].splitlines() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    epochs = [[json.loads(line) for line in lines] for lines in said]
+    assert [reads for *_, reads in epochs] == [400, 400]
+    for number in range(2):
+        plain: list[DistributedSampler[int]] = [
+            DistributedSampler(Squares(400), num_replicas=2, rank=rank, seed=3) for rank in range(2)
+        ]
+        for sampler in plain:
+            sampler.set_epoch(number)
+        assert [epoch[number] for epoch in epochs] == [list(sampler) for sampler in plain]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_what_fetches_ahead_ends_with_the_loop_however_that_ends(end, tmp_path):
+    with started(tmp_path, 0, 0) as loop:
+        helper = int(loop.stdout.readline())
+        loop.send_signal(end)
+        loop.stdout.read()  # until the last that holds it has ended
+    wait_until_gone(helper)
 
 
 def test_ranks_that_share_a_folder_count_their_own_reads_and_share_the_room(tmp_path, monkeypatch):

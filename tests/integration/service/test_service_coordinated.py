@@ -110,6 +110,19 @@ def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_
         check(steps, "mix")
 
 
+def test_workers_that_come_and_leave_change_no_step(service_with):
+    with service_with() as service, ExitStack() as stack:
+        service.add(1)
+        whole = Ranks(stack, service, job_name="whole").steps()
+        ranks = Ranks(stack, service)
+        steps = ranks.steps(3)
+        service.add(2)
+        steps += ranks.steps(3)
+        service.leave("w1")
+        steps += ranks.steps()
+        assert repr(steps) == repr(whole)
+
+
 def test_a_dispatcher_that_is_started_anew_changes_no_step(service_with, tmp_path):
     with service_with(work_dir=tmp_path) as service, ExitStack() as stack:
         service.add(2)

@@ -80,6 +80,18 @@ def test_who_keeps_others_waiting_goes_on_alone_and_has_each_once(small_service,
         assert own.state_dict()["ended"]
 
 
+def test_who_goes_on_alone_reads_what_a_cache_has_of_the_epoch(service_with, gate, keeper, calls, folder):
+    with service_with(options=["--lockstep-wait", "0.5"], cache_dir=folder) as service:
+        service.add(2, "--buffer-bytes", "400000")
+        cached = large(gate).map(lambda row: row + 0 * calls.note(int(row[0]))).cache()
+        with detached(service, keeper, cached, "plain") as (_, other, seen, rest):
+            assert numbers(rest.result(WAIT_S), "plain") == NUMBERS
+            with pytest.warns(mr.MillraceWarning, match="was detached"):
+                seen.extend(other)
+            assert numbers(seen, "plain") == NUMBERS
+        assert calls.take() == NUMBERS, "the cache is where the epoch spilled to"
+
+
 def test_at_its_tenants_quota_a_job_goes_on_alone_and_comes_back_as_the_one_job_that_it_is(service_with, gate, keeper):
     with service_with(options=["--lockstep-wait", "0.5", "--quota-jobs", "default=2"]) as service:
         service.add(2, "--buffer-bytes", "400000")

@@ -32,6 +32,13 @@ def test_of_a_view_its_own_elements_are_kept():
     assert torch.equal(again(whole[5:7]), whole[5:7])
 
 
+def test_a_picture_comes_back_as_it_was():
+    image = pytest.importorskip("PIL.Image")
+    picture = image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    found = again({"picture": picture, "label": 3})["picture"]
+    assert (type(found), found.mode, found.tobytes()) == (type(picture), "RGB", picture.tobytes())
+
+
 class Own(torch.Tensor):
     pass
 

@@ -15,6 +15,7 @@ from millrace.planning.orders import ChunkedPermutation, EpochOrders
 from millrace.planning.plan import ChunkedPlan, Plan, make_plan
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
+from millrace.samplers import Shuffled
 
 COUNTS = st.integers(1, 3000).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, min(count, 60))))
 
@@ -122,6 +123,8 @@ def test_pipelines_that_take_chunks(dataset):
         FILES.take(100).shuffle(100),
         FILES.batch(2).shuffle(100),
         FILES.shuffle(100).shuffle(100),
+        FILES.shuffle(100).enumerate(),
+        FILES.sample(Shuffled()),
         FILES.shuffle(100).concatenate(FILES),
         mr.Dataset.zip(FILES, FILES).shuffle(100),
     ],
