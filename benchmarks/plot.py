@@ -65,7 +65,7 @@ def tables(reports: Mapping[str, Report]) -> dict[str, dict[str, str]]:
             guarantees[name] = accuracy_caching_table(report)
         elif "figures" in report:
             page[name] = table(report)
-    page["targets"] = targets_table(reports)
+    page |= {"targets": targets_table(reports), "aims": aims_table(reports)}
     return {PAGE: page, GUARANTEES: guarantees}
 
 
@@ -133,6 +133,22 @@ def targets_table(reports: Mapping[str, Report]) -> str:
         verdict = "" if value is None else "met" if target.met(value) else "**missed**"
         rows.append((target.question, aim, "not measured" if value is None else f"{value:.3g}", verdict))
     return _table(rows)
+
+
+def aims_table(reports: Mapping[str, Report]) -> str:
+    """How many of its own aims each experiment met, and which not, with what was measured."""
+    rows = [("experiment", "aims", "met", "missed")]
+    for name, report in sorted(reports.items()):
+        if aims := report.get("aims"):
+            wrong = [each for each in aims if not each["met"]]
+            missed = [f"{each['aim']}: {_value(each['value'])}, asked {each['asked']}" for each in wrong]
+            command = f"`python -m benchmarks.{name}`"
+            rows.append((command, str(len(aims)), str(len(aims) - len(missed)), "; ".join(missed)))
+    return _table(rows)
+
+
+def _value(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def table(report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -294,6 +295,79 @@ def who_gets_room(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.who_gets_room-throughput.svg", report)]
 
 
+def coordinated(report: Report, folder: str) -> list[str]:
+    """How many times as fast steps of one length are, beside the bound that the lengths give."""
+    plt = pyplot()
+    drawing, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    names = [name.replace(", ", "\n") for name in report["results"]]
+    for shift, what, colour in ((-0.2, "bound", _FAINT), (0.2, "faster", _OURS)):
+        places = [number + shift for number in range(len(names))]
+        axes.bar(places, [each[what] for each in report["results"].values()], 0.4, color=colour, label=what)
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_ylabel("times as fast as padding alone")
+    axes.legend(["the bound of the lengths", "measured"], fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.coordinated-faster.svg", report)]
+
+
+def one_link(report: Report, folder: str) -> list[str]:
+    """Objects a second of all jobs, of what one copy over the link gives (Quiver's Figure 3)."""
+    ways = ("no cache", "empty cache", "full cache")
+    bars = {way: statistics.median(each[way]["of_one_copy"] for each in report["rounds"]) for way in ways}
+    label = f"objects/s of {report['jobs']} jobs, of what the link carries of one copy"
+    return [_bars(bars, label, folder, "papers.one_link-rates.svg", report)]
+
+
+def hungriest(report: Report, folder: str) -> list[str]:
+    """Objects a second of each training, for each size of the cache."""
+    plt = pyplot()
+    drawing, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    sizes = list(report["results"])
+    trainings = list(report["results"][sizes[0]]["trainings"])
+    for number, (training, colour) in enumerate(zip(trainings, (_PODS, _OURS, _CACHEW), strict=True)):
+        rates = [report["results"][size]["trainings"][training]["objects_s"] for size in sizes]
+        axes.bar([place + 0.27 * (number - 1) for place in range(len(sizes))], rates, 0.27, color=colour)
+    axes.set_xticks(range(len(sizes)), [f"cache of {size}" for size in sizes], fontsize=8)
+    axes.set_ylabel("objects/s")
+    axes.legend(trainings, fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.hungriest-rates.svg", report)]
+
+
+def deli(report: Report, folder: str) -> list[str]:
+    """Seconds of an epoch that each way spends loading (DELI's Figure 3)."""
+    plt = pyplot()
+    drawing, panels = plt.subplots(1, len(report["results"]), figsize=(10, 2.8), layout="constrained", sharey=True)
+    for axes, (work, rounds) in zip(panels, report["results"].items(), strict=True):
+        ways = {way: statistics.median(each["ways"][way]["loading"] for each in rounds) for way in rounds[0]["ways"]}
+        axes.barh(list(ways), list(ways.values()), color=_OURS, height=0.7)
+        axes.set_title(work, fontsize=9)
+        axes.set_xlabel("seconds spent loading")
+    panels[0].invert_yaxis()
+    return [_saved(plt, drawing, folder, "papers.deli-loading.svg", report)]
+
+
+def deli_misses(report: Report, folder: str) -> list[str]:
+    """Share of reads that missed, over what is fetched at a time and over the cache's size (DELI's Figures 6 to 9)."""
+    plt = pyplot()
+    drawing, (fetches, caches) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", sharey=True)
+    found = {name.rsplit(", ")[-1]: each for name, each in report["results"][-1].items() if name != "Figure 5"}
+    for (work, cases), colour in zip(found.items(), (_OURS, _PODS), strict=True):
+        for epoch, style in enumerate(("-", ":")):
+            label = f"{work}, epoch {epoch + 1}"
+            for axes, what, unit in ((fetches, "fetch ", "%"), (caches, "cache ", "x")):
+                points = {
+                    float(name.removeprefix(what).rstrip(unit)): 100 * values[epoch]
+                    for name, values in cases.items()
+                    if name.startswith(what) and ", " not in name
+                }
+                axes.plot(list(points), list(points.values()), style, color=colour, marker=".", label=label)
+    fetches.set_xlabel("samples of a fetch, % of the data")
+    caches.set_xlabel("size of the cache, in fetches")
+    fetches.set_ylabel("reads that missed, %")
+    fetches.set_ylim(bottom=0)
+    caches.legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.deli_misses-rates.svg", report)]
+
+
 def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report: Report) -> str:
     plt = pyplot()
     drawing, axes = plt.subplots(figsize=(8, 0.34 * len(bars) + 0.9), layout="constrained")
@@ -305,13 +379,18 @@ def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report:
 
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.chunk_accuracy": chunk_accuracy,
+    "papers.coordinated": coordinated,
     "papers.costs": costs,
+    "papers.deli": deli,
+    "papers.deli_misses": deli_misses,
     "papers.figure10": figure10,
     "papers.figure6": figure6,
+    "papers.hungriest": hungriest,
     "papers.live_scaling": live_scaling,
     "papers.lost_servers": lost_servers,
     "papers.micro_timeline": micro_timeline,
     "papers.one_host": one_host,
+    "papers.one_link": one_link,
     "papers.scale_out": scale_out,
     "papers.shared_reads": shared_reads,
     "papers.small_cache": small_cache,

@@ -20,7 +20,7 @@ from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, pack, parts_of
 
 Fit = Callable[[Any], tuple[Checkpoint, ...]]
-"""Parses states and refuses those that are not of these operators."""
+"""Parser of a consumer's states, which refuses those that are not of the operators behind ``distribute()``."""
 
 
 class BehindReader(ServedIterator):
@@ -217,5 +217,5 @@ def _during(there: Callable[[], Checkpoint], account: Account, digest: str) -> C
     counts, parts = account.now()
     state = there()
     if state.own is not None and state.own.known:
-        parts = []  # others come in the place of what these were made of
+        parts = []  # outputs read in part: the window's other elements come in the place of theirs
     return msgspec.structs.replace(state, behind=digest, counts=counts, parts=parts, ended=account.ended)

@@ -137,7 +137,7 @@ class EpochBuffer:
         self.members = 0
         """Most jobs that shared the epoch's computation, as was heard; 0: it is not to be shared."""
         self.left_out = 0
-        """Elements that filled no round, of these tasks."""
+        """Elements that filled no round, of the tasks whose outputs this buffer has had."""
         self._cycle, self._rounds = cycle, rounds
         self._decode = decode
         self.reruns: list[Rerun] = []

@@ -18,9 +18,9 @@ from millrace.engine.run.slow_listing import FIRST_S
 from millrace.policies.figures import duration, number, percent
 
 _LINE_S = 0.5
-"""Between two states of a line that is alive."""
+"""Seconds between two states of the progress line."""
 _ASK_S = 2.0
-"""Between two questions of what is waited for, while that line has nothing else to say."""
+"""Seconds between two questions what is waited for, while the progress line has nothing else to say."""
 
 Measure = Callable[[], tuple[int, Rates]]
 """Elements handed out since the epoch began, and how fast."""

@@ -30,7 +30,7 @@ from millrace.protocol.crash_sites import Poison
 _MOST_COUNTED = 100_000
 """Most tasks of an epoch without sharding for which the parts of the data that they read are counted."""
 STALE_S = 20.0
-"""Seconds after which a report says nothing about now."""
+"""Seconds after which a worker's or consumer's report says nothing about the present."""
 
 
 def status(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SHARE = 0.2
 """Share of the schedules that have cache servers."""
 STORED = 0.85
-"""Share of the jobs of these that read stored files."""
+"""Share of the jobs in schedules with cache servers that read stored files."""
 FREE = 0.75
 """Share of those whose tasks may be read in any order, so that they can be read in chunks."""
 ALIKE = 0.5
@@ -53,9 +53,9 @@ ZONED = 0.5
 FETCH_S = 0.3
 """Seconds that a fetch takes on average."""
 CALM = 0.25
-"""Share of the schedules with cache servers in which nothing fails at first."""
+"""Share of the schedules with cache servers in which no cache server fails at first."""
 CALM_S = 40.0
-"""Seconds for which nothing does."""
+"""Seconds at the beginning of a simulated schedule in which no cache server fails."""
 LATE = 0.25
 """Share of the servers that come late."""
 PAUSE_S = 4.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIXED = 0.2
 """Share of the schedules that have such jobs."""
 EQUAL = 0.5
-"""Share of these jobs whose ranks get equally many elements, so that they are saved and loaded."""
+"""Share of the jobs with a mixture whose ranks get equally many elements, so that they are saved and loaded."""
 SET = 0.12
 """Share of the steps behind which a training sets weights."""
 

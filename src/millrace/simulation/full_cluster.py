@@ -22,13 +22,13 @@ from millrace.simulation.scaling_workloads import MOST, Workload, workload
 LOOK_S = 30.0
 """From one look to the next, in seconds."""
 PATIENCE_S = 60.0
-"""As the service has it."""
+"""Seconds that the simulated dispatcher waits for a requested worker, as the service does."""
 FULL_LOOKS, ROOMY_LOOKS = 60, 120
 """While the cluster is full, and after there is room; a limit may hold for forty minutes."""
 LAST = 10
-"""Looks at the end; in some of them another number is tried."""
+"""Looks at the end of a simulated job that are judged; in some of them another number of workers is tried."""
 ROOM = (0.2, 0.9)
-"""Between these parts of the workers that are needed have room at first."""
+"""Least and most part of the workers that are needed for which the simulated cluster has room at first."""
 FEWEST = 3
 """Workers that a job needs, so that fewer can be had."""
 TRAINING = 10.0

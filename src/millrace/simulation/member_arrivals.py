@@ -28,7 +28,7 @@ MODES = (*WINDOW_MODES, {"visitation": "at_most_once"})
 STALLS = 0.1
 """Share of the members that stand still for a long time."""
 COME_S = (0.5, 0.5, 5.0, 30.0)
-"""Seconds in which the members of a group come, as likely as they are here."""
+"""Seconds in which the members of a simulated group come, each as likely as the others."""
 
 
 def has_group(seed: int) -> bool:

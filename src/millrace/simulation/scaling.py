@@ -18,11 +18,11 @@ from millrace.policies.scaling.scaling_policies import Kind, Observation
 from millrace.simulation.scaling_workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
-"""Of a job; in a third of them it changes after half of these."""
+"""Looks at each simulated job; a third of the jobs change after half of them."""
 ACCELERATOR = 10.0
 """Price of a second of the consumer's accelerator, in seconds of a worker."""
 TRAINING = (0.5, 200.0)
-"""Between these it is where elements are to be cheap."""
+"""Least and most seconds of a simulated training's step where its elements are to be cheap."""
 RIGHT = 0.03
 """A number of workers that is off by less, or by one, is right."""
 LIMITS = Limits(1, MOST)
@@ -96,7 +96,7 @@ class PolicyRun:
 
 
 QUICK = ("millrace", "cheapest")
-"""They take shorter looks at consumers that wait for most of the time."""
+"""Simulated policies that take shorter looks at consumers which wait for most of the time."""
 
 
 def play(seed: int, policy: Kind = "millrace") -> ScalingOutcome:

@@ -13,7 +13,7 @@ SCALED = 1 / 3
 ROOMS = (1, 2, 3, 5, 9)
 """Workers that have room, as likely as they are here."""
 BEGIN_S = (0.1, 2.0)
-"""Between these seconds a worker takes to begin."""
+"""Least and most seconds that a simulated worker takes to begin."""
 
 
 class SimulatedPool:

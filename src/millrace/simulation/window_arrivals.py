@@ -10,7 +10,7 @@ from millrace.control.membership.groups import group_spec
 from millrace.simulation.member_arrivals import WINDOW_MODES, MemberArrivals, finite_pipeline, group_of, stops_of
 
 COME_S = (0.5, 5.0, 20.0, 40.0)
-"""Seconds in which the members come, as likely as they are here."""
+"""Seconds in which the members of a simulated group with a window come, each as likely as the others."""
 TWICE = 0.2
 """Share of the members whose name another process uses as well."""
 BYTES = (0, 1, 3, 8)

@@ -415,7 +415,7 @@ class Observed(msgspec.Struct):
     """By worker, the processor time that was accounted for, of all its cores."""
     accounted: float = 0.0
     jobs: set[str] = set()
-    """Those that have consumers, since ``jobs_changed``."""
+    """Jobs that have consumers, since ``jobs_changed``."""
     jobs_changed: float = 0.0
     shortage: Shortage | None = None
     """None: as many workers are there as planned."""
@@ -456,7 +456,7 @@ class Observed(msgspec.Struct):
     kept_places: dict[tuple[str, str], KeptPlace] = {}
     """By group, and by member that was detached and has not gone on yet."""
     awaited: set[str] = set()
-    """Those of these jobs whose consumers were told so."""
+    """Jobs of which a rank was never seen, and whose other ranks were told that they wait for it."""
     leaving: dict[str, float] = {}
     """By worker that is to leave its job at its task's end, since when."""
     deleting: dict[tuple[str, str], int] = {}

@@ -203,7 +203,7 @@ class _Writing:
         self.whole = False
         """What was added last is complete."""
         self.keys: set[bytes] = set()
-        """Of what was added, unless it is published because somebody asked for it."""
+        """Keys of the blocks that were added, unless they are published because somebody asked for them."""
         self.begun = False
         """Something was added, ever: there is work for the other thread."""
         self._stack = ExitStack()

@@ -23,7 +23,7 @@ MOST = 1024
 PERIOD_S = 1.0
 """Seconds from one sweep to the next."""
 MANY = 100
-"""So many hung up on at a time that the next sweep follows at once."""
+"""Connections hung up on at a time from which on the next sweep follows at once."""
 _FEW = 128
 """Descriptors beside those of peers that are known; with so many there is nothing to look at."""
 _DESCRIPTORS = "/proc/self/fd"

@@ -38,7 +38,7 @@ _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(8 << 20),
     "MALLOC_TOP_PAD_": str(1 << 20),
 }
-"""So that memory which was used once is used again, and not taken from the kernel and cleared each time."""
+"""Settings of malloc in a relay: memory is used again rather than taken from the kernel and cleared each time."""
 _PROGRAM = "import sys; sys.path.append({root!r}); from millrace.wire.data.relay_process import main; main()"
 
 _logger = logging.getLogger(__name__)
@@ -207,4 +207,4 @@ def relays_for(cores: int) -> int:
 
 
 RELAYS = Relays()
-"""Those of this process."""
+"""Relays of this process."""
