@@ -35,6 +35,9 @@ REPORT = {
     },
 }
 
+PLACES = "<!-- targets -->\n<!-- end targets -->\n<!-- aims -->\n<!-- end aims -->\n"
+"""Places of a page that are filled whatever was measured."""
+
 
 def test_a_target_is_the_median_of_ratios_within_rounds():
     target = Target("?", "decode", "images", "millrace, in process", "bare loop", least=0.95)
@@ -55,6 +58,15 @@ def test_what_is_missed_is_said():
     assert "not measured" in lines[3]
 
 
+def test_aims_of_an_experiment_are_counted_and_what_is_missed_is_said():
+    aims = [
+        {"aim": "rate, of the best", "value": 0.9271, "asked": 0.95, "met": False},
+        {"aim": "wrong bytes", "value": 0, "asked": 0, "met": True},
+    ]
+    found = plot.aims_table({"papers.one": {"aims": aims}, "papers.two": {"aims": []}, "decode": REPORT}).splitlines()
+    assert found[2:] == ["| `python -m benchmarks.papers.one` | 2 | 1 | rate, of the best: 0.927, asked 0.95 |"]
+
+
 def test_a_table_has_spreads_ratios_notes_and_who_is_missing():
     text = plot.table(REPORT)
     assert "| bare loop (no library) | 100 (100 to 200) | 1 |" in text
@@ -65,9 +77,7 @@ def test_a_table_has_spreads_ratios_notes_and_who_is_missing():
 
 def test_the_page_keeps_what_is_outside_the_marks(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
-    page.write_text(
-        "before\n<!-- decode -->\nwhat was there\n<!-- end decode -->\nafter\n<!-- targets -->\n<!-- end targets -->\n"
-    )
+    page.write_text("before\n<!-- decode -->\nwhat was there\n<!-- end decode -->\nafter\n" + PLACES)
     result = tmp_path / "decode.json"
     result.write_text(json.dumps({**REPORT, "results": {}}))
     monkeypatch.setattr(plot, "PAGE", str(page))
@@ -113,7 +123,7 @@ def test_a_page_without_a_place_is_an_error(tmp_path, monkeypatch):
 
 def test_an_experiment_s_table_is_shown_as_it_is(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
-    page.write_text("<!-- papers.quarter -->\n<!-- end papers.quarter -->\n<!-- targets -->\n<!-- end targets -->\n")
+    page.write_text("<!-- papers.quarter -->\n<!-- end papers.quarter -->\n" + PLACES)
     result = tmp_path / "quarter.json"
     table, rounds = [["", "saved"], ["service", "0.96"]], [{"service": {"saved": 0.96}}]
     kept = {name: REPORT[name] for name in ("command", "machine")}
@@ -127,7 +137,7 @@ def test_an_experiment_s_table_is_shown_as_it_is(tmp_path, monkeypatch):
 
 def test_a_result_without_table_and_figures_is_left_out(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
-    page.write_text("<!-- targets -->\n<!-- end targets -->\n")
+    page.write_text(PLACES)
     result = tmp_path / "listing.json"
     result.write_text(json.dumps({"benchmark": "listing", "rounds": []}))
     monkeypatch.setattr(plot, "PAGE", str(page))
