@@ -30,6 +30,7 @@ test: .venv/dev.stamp ## all checks and all tests, and whether these show what d
 # Tests start thousands of processes, which would each compile what they import where Python may not write bytecode.
 compiled: .venv/compiled.stamp
 	@$(BIN)/python -m compileall -q src tests chaos benchmarks
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --quiet --collect-only > /dev/null # writes what asserts become, once
 
 lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/ruff check
