@@ -38,6 +38,7 @@ class ScalingOutcome(msgspec.Struct, frozen=True):
         decisions: changes of the number until it was right for the first time; None: it never was.
         cost: of all elements beside that of an oracle, who has the right number from the first look on.
         element: cost of an element at the end beside that with the cheapest number.
+        needed: the fewest workers that are enough at the end.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class ScalingOutcome(msgspec.Struct, frozen=True):
     decisions: int | None
     cost: float
     element: float
+    needed: int
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -126,7 +128,8 @@ def play(seed: int, policy: Kind = "millrace") -> ScalingOutcome:
             first = decisions
     goal, workers = goals[id(after)], run.workers
     element = _cost(after, workers, training) / goal.cost
-    return ScalingOutcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
+    right = goal.met(after, workers, policy)
+    return ScalingOutcome(job.kind, changes, right, first, spent / oracle, element, goal.least)
 
 
 def goal_of(job: Workload, training: float, most: int = MOST) -> Goal:
@@ -161,7 +164,11 @@ class ScalingReport(msgspec.Struct, frozen=True):
 
 def run(seeds: Iterable[int], policy: Kind = "millrace") -> ScalingReport:
     """Plays a job for each seed."""
-    outcomes = {seed: play(seed, policy) for seed in seeds}
+    return report_on({seed: play(seed, policy) for seed in seeds})
+
+
+def report_on(outcomes: Mapping[int, ScalingOutcome]) -> ScalingReport:
+    """Sum up what a policy did with jobs, by their seeds; at least one."""
     wrong: dict[str, list[int]] = {}
     for seed, each in outcomes.items():
         if not each.right:

@@ -13,6 +13,7 @@ from benchmarks.papers import (
     mode_change,
     one_link,
     scale_out,
+    simulated_scaling,
     small_cache,
 )
 
@@ -139,3 +140,17 @@ def test_a_small_cache_misses_the_aim_if_it_slows_jobs_down_or_keeps_more_than_t
     assert aims_met(355.0, 2) == [False, True]
     assert aims_met(400.0, 3) == [True, False]
     assert aims_met(400.0, 0) == [True, False], "then nothing was looked at"
+
+
+def test_simulated_jobs_are_told_apart_by_what_they_need():
+    found = simulated_scaling.measure(jobs=40)
+    results = found["results"]
+    for kind in results["all jobs"]:
+        few, many = (results[part][kind]["jobs"] for part in simulated_scaling.PARTS[1:])
+        assert few + many == 40
+        assert few > 0 < many
+    assert results["more than 33"]["cachew"]["right"] < results["up to 33 workers"]["cachew"]["right"]
+    missed = simulated_scaling.aims(
+        {part: {"millrace": {"right": 0.97}, "cheapest": {"right": 0.99}} for part in ("one", "two")}
+    )
+    assert [row["met"] for row in missed] == [False, True] * 2
