@@ -142,8 +142,8 @@ def aims_table(reports: Mapping[str, Report]) -> str:
         if aims := report.get("aims"):
             wrong = [each for each in aims if not each["met"]]
             missed = [f"{each['aim']}: {_value(each['value'])}, asked {each['asked']}" for each in wrong]
-            command = f"`python -m benchmarks.{name}`"
-            rows.append((command, str(len(aims)), str(len(aims) - len(missed)), "; ".join(missed)))
+            command = report["command"].partition(" --json")[0]
+            rows.append((f"`{command}`", str(len(aims)), str(len(aims) - len(missed)), "; ".join(missed)))
     return _table(rows)
 
 

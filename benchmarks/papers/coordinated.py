@@ -173,6 +173,8 @@ def run(lengths: Lengths, ranks: int, way: str, *, kill: bool) -> dict[str, Any]
 def measure(cases: dict[str, Lengths], options: argparse.Namespace) -> dict[str, Any]:
     """Runs and prints."""
     rows = [["sequences", "ranks", "times as fast", "bound", "of it", "padding before", "after", "left out"]]
+    if options.kill:
+        rows = [["sequences", "ranks", "workers killed", "steps of a rank", "sequences that came twice", "left out"]]
     aims, results, figures = [], {}, {}
     for name, lengths in cases.items():
         for ranks in options.ranks:
@@ -182,8 +184,11 @@ def measure(cases: dict[str, Lengths], options: argparse.Namespace) -> dict[str,
             faster, bound = speeds[1] / speeds[0], bound_of(lengths, ranks)
             case = f"{name}, {ranks} ranks"
             left, most = after["left_out"][-1] / len(lengths), BUCKETS * (ranks * BATCH - 1)
-            row = [name, str(ranks), f"{faster:.2f}", f"{bound:.2f}", f"{faster / bound:.3f}"]
-            rows.append([*row, f"{before['padding']:.0%}", f"{after['padding']:.0%}", f"{left:.1%}"])
+            row = [f"{faster:.2f}", f"{bound:.2f}", f"{faster / bound:.3f}"]
+            row += [f"{before['padding']:.0%}", f"{after['padding']:.0%}"]
+            if options.kill:
+                row = [str(after["kills"]), " and ".join(map(str, after["steps"])), str(after["twice"])]
+            rows.append([name, str(ranks), *row, f"{left:.1%}"])
             print("  ".join(rows[-1]), flush=True)
             results[case] = {**each, "bound": bound, "faster": faster}
             figures[case] = {"faster": faster, "of the bound": faster / bound}
@@ -219,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases["recordings"] = recordings(options.data).lengths
     on = machine()
     found = measure(cases, options)
+    if options.kill:
+        found["benchmark"] = "papers.coordinated_kills"
     write(options.json, "benchmarks.papers.coordinated", QUESTION, arguments, on, found)
     return verdict(found["aims"])
 

@@ -59,12 +59,15 @@ def test_what_is_missed_is_said():
 
 
 def test_aims_of_an_experiment_are_counted_and_what_is_missed_is_said():
+    one = "python -m benchmarks.papers.one --few"
     aims = [
         {"aim": "rate, of the best", "value": 0.9271, "asked": 0.95, "met": False},
         {"aim": "wrong bytes", "value": 0, "asked": 0, "met": True},
     ]
-    found = plot.aims_table({"papers.one": {"aims": aims}, "papers.two": {"aims": []}, "decode": REPORT}).splitlines()
-    assert found[2:] == ["| `python -m benchmarks.papers.one` | 2 | 1 | rate, of the best: 0.927, asked 0.95 |"]
+    found = plot.aims_table(
+        {"papers.one": {"aims": aims, "command": f"{one} --json x"}, "papers.two": {"aims": []}, "decode": REPORT}
+    ).splitlines()
+    assert found[2:] == [f"| `{one}` | 2 | 1 | rate, of the best: 0.927, asked 0.95 |"]
 
 
 def test_a_table_has_spreads_ratios_notes_and_who_is_missing():
