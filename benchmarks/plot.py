@@ -138,7 +138,7 @@ def targets_table(reports: Mapping[str, Report]) -> str:
 def aims_table(reports: Mapping[str, Report]) -> str:
     """How many of its own aims each experiment met, and which not, with what was measured."""
     rows = [("experiment", "aims", "met", "missed")]
-    for name, report in sorted(reports.items()):
+    for _, report in sorted(reports.items()):
         if aims := report.get("aims"):
             wrong = [each for each in aims if not each["met"]]
             missed = [f"{each['aim']}: {_value(each['value'])}, asked {each['asked']}" for each in wrong]
