@@ -15,6 +15,17 @@ HELP = {
     "job_workers": "Workers that serve a job.",
     "job_elements": "Elements of the newest epochs that were handed out.",
     "job_wait_ratio": "Share of a step's time that consumers wait for the service.",
+    "operator_elements_total": "Elements that an operator gave.",
+    "operator_bytes_total": "Bytes of the elements that an operator gave.",
+    "operator_active_seconds_total": "Seconds that an operator's threads spent in it, in all workers.",
+    "operator_cpu_seconds_total": "Processor time of these.",
+    "source_requests_total": "Requests that a source made to its store.",
+    "source_stored_bytes_total": "Bytes that a source had from its store.",
+    "source_cached_bytes_total": "Bytes that a source had from cache servers in the place of its store.",
+    "source_retried_total": "Requests to a store that were made again, as they had failed.",
+    "source_hedged_total": "Requests to a store that were made a second time, as the first took long.",
+    "source_wait_seconds_total": "Seconds in which somebody waited for a store.",
+    "source_requests_under_way": "Requests to a store that are under way.",
     "source_cache_bytes": "Bytes that the segments of a cache server take.",
     "source_cache_items": "Items that a cache server keeps.",
     "source_cache_hits_total": "Items that were asked for and there.",
@@ -62,10 +73,28 @@ def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
         yield "job_elements", "gauge", names, sum(epoch["elements"] for epoch in job["epochs"])
         if job["wait_share"] is not None:
             yield "job_wait_ratio", "gauge", names, job["wait_share"]
+        for number, operator in enumerate(job["operators"]):
+            yield from _of_operator({**names, "number": str(number), "operator": operator["operator"]}, operator)
         if job["group"] is not None:
             yield from _of_group(job["group"])
     for server in status.get("source_cache", {}).get("servers", ()):
         yield from _of_cache_server(server)
+
+
+def _of_operator(names: Mapping[str, str], operator: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "operator_elements_total", "counter", names, operator["elements"]
+    yield "operator_bytes_total", "counter", names, operator["bytes"]
+    yield "operator_active_seconds_total", "counter", names, operator["active_s"]
+    yield "operator_cpu_seconds_total", "counter", names, operator["cpu_s"]
+    if not (operator["requests"] or operator["cached_bytes"] or operator["under_way"]):
+        return  # it reads no store
+    yield "source_requests_total", "counter", names, operator["requests"]
+    yield "source_stored_bytes_total", "counter", names, operator["stored_bytes"]
+    yield "source_cached_bytes_total", "counter", names, operator["cached_bytes"]
+    yield "source_retried_total", "counter", names, operator["retried"]
+    yield "source_hedged_total", "counter", names, operator["hedged"]
+    yield "source_wait_seconds_total", "counter", names, operator["store_wait_s"]
+    yield "source_requests_under_way", "gauge", names, operator["under_way"]
 
 
 def _of_cache_server(server: Mapping[str, Any]) -> Iterator[Sample]:

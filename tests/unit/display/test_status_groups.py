@@ -222,6 +222,21 @@ def test_metrics_have_a_group_and_its_members(service):
     assert f'millrace_member_elements_total{{{names},member="fast"}} 100' in lines
     assert "# TYPE millrace_group_window_bytes gauge" in lines
     assert "millrace_workers 1" in lines
-    absent = ["job_wait_ratio", *(name for name in HELP if name.startswith("source_cache_"))]
+    absent = ["job_wait_ratio", *(name for name in HELP if name.startswith("source_"))]
     missing = set(HELP) - {line.split()[2].removeprefix("millrace_") for line in lines if line.startswith("# TYPE")}
-    assert missing == set(absent), "nobody has said how it waits, and there is no cache server"
+    assert missing == set(absent), "nobody has said how it waits, and no store is read"
+
+
+def test_metrics_have_what_a_source_asked_its_store_for(service):
+    computes(service, 100, cpu_s=5.0)
+    found = reported(service)
+    (job,) = found["jobs"]
+    counts = {"requests": 40, "stored_bytes": 1 << 20, "retried": 3, "hedged": 2, "store_wait_s": 1.5, "under_way": 8}
+    source, *others = job["operators"]
+    found["jobs"] = [{**job, "operators": [{**source, **counts}, *others]}]
+    lines = metrics(found).splitlines()
+    names = f'job="{job["name"]}",number="0",operator="{source["operator"]}"'
+    for name, value in [("requests_total", 40), ("retried_total", 3), ("hedged_total", 2), ("wait_seconds_total", 1.5)]:
+        assert f"millrace_source_{name}{{{names}}} {value}" in lines
+    assert f"millrace_source_requests_under_way{{{names}}} 8" in lines
+    assert not any('number="1"' in line for line in lines if line.startswith("millrace_source_"))
