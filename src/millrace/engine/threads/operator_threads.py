@@ -107,18 +107,19 @@ class ChunkCall(Generic[T]):
     Args:
         function: what is called.
         chunk: what it is called with.
-        ended: called with None once it has ended, on the thread that made the call.
+        ended: called with this call once it has ended, on the thread that made it.
 
     Attributes:
         elements: of the chunk.
         done: there is a result, or an ``error``, until it is taken.
+        counted: whoever waits for several calls has seen that this one has ended.
         size: bytes of the result, once done.
     """
 
     def __init__(
-        self, function: Callable[[Chunk], T], chunk: Chunk, ended: Callable[[None], object] = lambda _: None
+        self, function: Callable[[Chunk], T], chunk: Chunk, ended: Callable[[ChunkCall[T]], object] = lambda _: None
     ) -> None:
-        self._tell_end = ended
+        self._tell_end: Callable[[ChunkCall[T]], object] | None = ended
         self._function: Callable[[Chunk], T] | None = function
         self._chunk: Chunk | None = chunk
         self._result: T | None = None
@@ -127,7 +128,7 @@ class ChunkCall(Generic[T]):
         self._ended.acquire()
         self._thread = 0
         self.elements = len(chunk)
-        self.begun = self.done = False
+        self.begun = self.done = self.counted = False
         self.seconds = self.cpu_s = 0.0
         self.size = 0
 
@@ -152,7 +153,9 @@ class ChunkCall(Generic[T]):
             self._function = self._chunk = None
             self.done = True
             self._ended.release()
-            self._tell_end(None)
+            tell_end, self._tell_end = self._tell_end, None  # which may hold this call
+            if tell_end is not None:
+                tell_end(self)
 
     def wait(self, timeout_s: float = -1) -> None:
         """Wait until the call has ended, or for ``timeout_s`` seconds; negative: without end."""

@@ -101,7 +101,8 @@ class _Calls(Generic[T]):
         self.waiting: deque[ChunkCall[T]] = deque()
         self._seen = (measure.elements, measure.bytes)
         self._helps = False
-        self._ends: SimpleQueue[None] = SimpleQueue()  # one for each call that has ended since `full` looked
+        self._ends: SimpleQueue[ChunkCall[T]] = SimpleQueue()  # calls that have ended, until they are counted
+        self._running = self._running_elements = self._done_bytes = 0  # of those that wait, as far as counted
         self._waited_s = 0.0
 
     def slice(self, threads: int) -> int:
@@ -118,17 +119,24 @@ class _Calls(Generic[T]):
         """Whether something must end, or be finished, before ``count`` elements more are begun."""
         with contextlib.suppress(Empty):
             while True:
-                self._ends.get_nowait()
+                self._count(self._ends.get_nowait())
         calls = self.waiting
         if not calls:
             return False
         if len(calls) >= _WAITING * threads:
-            still = 0 if calls[0].done else sum([not call.done for call in calls])
+            still = 0 if calls[0].done else self._running
             if not 0 < still < _WAITING * threads or len(calls) >= _PAST * threads:
                 return True
         each = self._operator.bytes
-        held = sum([call.size if call.done else call.elements * each for call in calls])
-        return held + count * each > self._budget()
+        return self._done_bytes + (self._running_elements + count) * each > self._budget()
+
+    def _count(self, call: ChunkCall[T]) -> None:
+        """Count a call as one that has ended, once."""
+        if not call.counted:
+            call.counted = True
+            self._running -= 1
+            self._running_elements -= call.elements
+            self._done_bytes += call.size
 
     def wait(self) -> bool:
         """Wait until a call has ended since :meth:`full` looked, or make one; True: the earliest has ended."""
@@ -136,7 +144,7 @@ class _Calls(Generic[T]):
         if not first.done:
             began, cpu = clock(), time.thread_time()
             if not (self._helps and self._operator.help(first)):
-                self._ends.get()
+                self._count(self._ends.get())
             self._waited_s += clock() - began
             self._measure.threads_cpu_s -= time.thread_time() - cpu
         return first.done
@@ -153,6 +161,8 @@ class _Calls(Generic[T]):
         """Have the call made on a thread; while this one waits, it is one of ``threads``."""
         call = ChunkCall(self._function, part, self._ends.put)
         self.waiting.append(call)
+        self._running += 1
+        self._running_elements += len(part)
         self._helps = threads > 1 and max(self._operator.cost_s, self._operator.slowest_s) < _HELP_S
         self._operator.submit(call, threads - self._helps, helped=self._helps)
 
@@ -166,6 +176,8 @@ class _Calls(Generic[T]):
         waited_s, self._waited_s = self._waited_s + clock() - began, 0.0
         self._measure.threads_cpu_s += call.cpu_s - (time.thread_time() - cpu)
         self.waiting.popleft()
+        self._count(call)  # whoever made it may not have said so yet
+        self._done_bytes -= call.size
         self._measure.idle_s += waited_s
         self._measure.threads_s += call.seconds
         self._operator.learn(call.elements, call.seconds, call.cpu_s, waited_s, call.size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -122,6 +124,27 @@ def test_others_go_past_an_element_that_takes_long_and_order_is_kept(monkeypatch
 
     found = spread(work, list(range(100)), pool, size=1, parallel=2)
     assert [element for chunk in found for element in chunk.elements] == list(range(100))
+
+
+def test_results_that_nobody_took_go_with_the_iterator_and_need_no_garbage_collector(pool):
+    made: list[weakref.ref[Sized]] = []
+
+    def work(number: int) -> Sized:
+        found = Sized(number, 100)
+        made.append(weakref.ref(found))
+        return found
+
+    found = spread(work, list(range(40)), pool, size=1, parallel=2)
+    taken = [next(found) for _ in range(5)]
+    while len(made) < 8:  # results lie ready
+        threading.Event().wait(0.001)
+    gc.disable()
+    try:
+        found.close()
+        del found, taken
+        assert [each() for each in made if each() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_as_many_go_past_it_as_there_is_room_for_their_results(monkeypatch, pool):
