@@ -26,7 +26,19 @@ from benchmarks.targets import TARGETS
 RESULTS = Path(__file__).parents[1] / "results"
 NEED_CIFAR = {"chunk_accuracy": ("--cifar",), "deli": ("--cifar",), "batch_creation": ("--pictures",)}
 """Experiments on the pictures of CIFAR-10, with the option that names their folder."""
-PARTS = frozenset({"__main__", "counting_store", "deli_rank", "far_source", "throttled", "where_training"})
+PARTS = frozenset(
+    {
+        "__main__",
+        "counting_store",
+        "deli_rank",
+        "far_source",
+        "throttled",
+        "training_data",
+        "training_rank",
+        "training_works",
+        "where_training",
+    }
+)
 """Modules that are commands because experiments run them."""
 WITHOUT = frozenset({"chunk_accuracy"})
 """Of these, those that have nothing else to run on."""

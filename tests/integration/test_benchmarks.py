@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from benchmarks import accuracy, accuracy_caching, packing
 from benchmarks.harness import FailedError, sample
-from benchmarks.papers import costs, read_cost, stragglers
+from benchmarks.papers import costs, read_cost, stragglers, trainings
 
 from millrace import LocalService
 from millrace.blocks.stores.file_store import FileStore
@@ -59,6 +59,16 @@ def test_overhead(tmp_path: Path):
         "in process": ["cpu"],
         "embedded, 2 workers": ["cpu"],
     }
+
+
+@pytest.mark.nightly
+def test_trainings(tmp_path: Path):
+    path = tmp_path / "figures.json"
+    assert trainings.main(["--only", "text", "--quick", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert {feed: each["steps"] for feed, each in found["results"]["text"].items()} == {"DataLoader": 4, "millrace": 4}
+    assert found["results"]["text"]["millrace"]["workers"] > 0
+    assert found["aims"] == []
 
 
 @pytest.mark.nightly

@@ -1,0 +1,255 @@
+"""Trainings that people run, on small hosts: how soon they have learnt enough, how long they wait, and what it costs.
+
+    python -m benchmarks.papers.trainings [--cifar DIR] [--recordings DIR] [--text DIR] [--json FILE]
+
+Pictures (a small CNN on CIFAR-10), spoken digits (a recurrent network, two ranks in step) and a small language model on
+paragraphs. Each is trained by torch on CPU until its score on held-out data is good enough, with a DataLoader whose
+process shares the training's own host; with millrace, whose service has up to four further hosts and chooses how many;
+and pictures also with a tf.data service that has all four. A host is a quota of a core (:mod:`benchmarks.small_hosts`),
+so hosts really compute. Digits come in coordinated rounds of one length from millrace, and padded from the DataLoader;
+paragraphs packed from millrace, and padded from the DataLoader. What a training costs is the cores of its hosts for as
+long as it has them. Scoring is not counted. A training whose data isn't given is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from benchmarks.papers.report import answer, verdict
+from benchmarks.papers.training_data import Setting
+from benchmarks.small_hosts import Fleet, fleet_of
+from millrace.client.status_query import fetch_status
+from millrace.clusters.child_process import hang_up, reap, spawn
+
+QUESTION = "How soon has a training learnt enough, how long does it wait for data, and what does it cost?"
+CORES = 0.2
+"""Of a host of workers."""
+MOST = 4
+LOOK_S = 0.5
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Training(NamedTuple):
+    """A training.
+
+    Attributes:
+        folder: the option that says where its data are.
+        ranks: how many hosts train.
+        cores: of each of these.
+        target: score at which it has learnt enough.
+        steps: most of them.
+        every: steps from one score to the next.
+        items: most to learn from.
+        feeds: who makes its batches, in turn.
+    """
+
+    folder: str
+    ranks: int
+    cores: float
+    target: float
+    steps: int
+    every: int
+    items: int
+    feeds: tuple[str, ...]
+
+
+TRAININGS = {
+    "pictures": Training("cifar", 1, 1.0, 55.0, 2000, 100, 50_000, ("DataLoader", "tf.data service", "millrace")),
+    "digits": Training("recordings", 2, 0.5, 90.0, 1000, 25, 3000, ("DataLoader", "millrace")),
+    "text": Training("text", 1, 1.0, 2.3, 2000, 50, 1 << 30, ("DataLoader", "millrace")),
+}
+
+
+@contextlib.contextmanager
+def millrace(fleet: Fleet, name: str) -> Iterator[str]:
+    """A service whose workers are hosts of the fleet; yields its address."""
+    command = [name, str(CORES), "dispatcher", "--port", "0", "--threads", "1", "--heartbeat", "2"]
+    command += ["--local-workers", f"1-{MOST}", "--first-workers", "1", "--parent-pipe"]
+    process = spawn(
+        command, worker=False, module="benchmarks.small_hosts", stdout=subprocess.PIPE, extra={"PYTHONPATH": _ROOT}
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"]
+    finally:
+        hang_up(process)
+        reap(process)
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def tf_service(fleet: Fleet, name: str) -> Iterator[str]:
+    """A tf.data service with all hosts of the fleet; yields its address."""
+    with contextlib.ExitStack() as processes:
+
+        def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+            command = [sys.executable, "-m", "benchmarks.tf_service", *arguments]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+            assert process.stdout is not None
+            return process, process.stdout.readline().strip()
+
+        dispatcher, address = start()
+        processes.enter_context(dispatcher)
+        for number in range(MOST):
+            process, _ = start(address)
+            host(processes, fleet, f"tf-{number}", CORES, process)
+        yield f"grpc://{address}"
+
+
+def host(stack: contextlib.ExitStack, fleet: Fleet, name: str, cores: float, process: subprocess.Popen[str]) -> None:
+    """Makes a process a host until it ends, for which the stack waits."""
+    fleet.add(name, cores, process.pid)
+    stack.callback(fleet.remove, name)
+    stack.enter_context(process)
+
+
+@contextlib.contextmanager
+def nobody(fleet: Fleet, name: str) -> Iterator[str]:
+    """No service."""
+    yield ""
+
+
+SERVICES = {"millrace": millrace, "tf.data service": tf_service, "DataLoader": nobody}
+
+
+class Hosts:
+    """Counts the seconds for which a service has had workers, by asking it now and then.
+
+    Args:
+        address: of the service; empty: there is none.
+        number: of its workers, if it can't be asked.
+    """
+
+    def __init__(self, address: str, number: int | None) -> None:
+        self._address, self._number = address, number
+        self._over = threading.Event()
+        self.looks: list[int] = []
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.looks.append(len(fetch_status(self._address)["workers"]) if self._number is None else self._number)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def mean(self) -> float:
+        """Workers there were, on average."""
+        return sum(self.looks) / len(self.looks) if self.looks else 0.0
+
+
+def run(work: str, feed: str, training: Training, folder: str) -> dict[str, Any]:
+    """One training with one feed."""
+    name = f"millrace-fleet-{uuid.uuid4().hex[:8]}"
+    fleet = fleet_of(name)
+    with contextlib.ExitStack() as stack:
+        stack.callback(fleet.close)
+        address = stack.enter_context(SERVICES[feed](fleet, name))
+        meet = stack.enter_context(tempfile.TemporaryDirectory())
+        number = {"DataLoader": 0, "tf.data service": MOST}.get(feed)
+        ranks = []
+        hosts = stack.enter_context(Hosts(address, number))
+        for rank in range(training.ranks):
+            setting = Setting(
+                work,
+                feed,
+                address,
+                folder,
+                str(Path(meet, "ranks")),
+                rank,
+                training.ranks,
+                training.items,
+                training.steps,
+                training.every,
+                training.target,
+            )
+            command = [sys.executable, "-m", "benchmarks.papers.training_rank", msgspec.json.encode(setting).decode()]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT))
+            host(stack, fleet, f"rank-{rank}", training.cores, ranks[-1])
+        said = [process.communicate()[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        raise RuntimeError(f"the training of {work} with {feed} failed")
+    first = json.loads(said[0])
+    workers = hosts.mean()
+    cores = training.ranks * training.cores + CORES * workers
+    return {**first, "workers": workers, "cost": cores * first["seconds"], "last": first["curve"][-1][1]}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, a table, and what was aimed at."""
+    results: dict[str, dict[str, Any]] = {}
+    for work, training in TRAININGS.items():
+        folder = getattr(options, training.folder)
+        if not folder or work not in options.only:
+            continue
+        chosen = training._replace(steps=4, every=2, items=300) if options.quick else training
+        for feed in training.feeds:
+            found = results.setdefault(work, {})[feed] = run(work, feed, chosen, os.path.abspath(folder))
+            print(f"{work}, {feed}: { {key: found[key] for key in found if key != 'curve'} }", flush=True)
+    return {
+        "modelled": "hosts: quotas of one machine's cores",
+        "results": results,
+        "table": table(results),
+        "aims": [] if options.quick else aims(results),
+    }
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """For the page."""
+    head = ["training", "batches by", "seconds to the target", "steps", "of these seconds, waited", "workers, mean"]
+    rows = [[*head, "core-seconds paid for", "last score"]]
+    for work, feeds in results.items():
+        for feed, each in feeds.items():
+            reached = "not reached" if each["reached"] is None else f"{each['reached']:.0f}"
+            shown = [str(each["steps"]), f"{each['waited'] / each['seconds']:.0%}", f"{each['workers']:.1f}"]
+            rows.append([work, feed, reached, *shown, f"{each['cost']:.0f}", f"{each['last']:.3g}"])
+    return rows
+
+
+def aims(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """That a training with millrace learns no later than with any other feed, and waits for a tenth at most."""
+    rows = []
+    for work, feeds in results.items():
+        ours = feeds["millrace"]
+        others = [each["reached"] for feed, each in feeds.items() if feed != "millrace" and each["reached"]]
+        reached = ours["reached"] or float("inf")
+        ratio = reached / min(others) if others else 0.0
+        waits = ours["waited"] / ours["seconds"]
+        rows += [
+            {"aim": f"{work}: time, of the best other's", "value": ratio, "asked": "<= 1", "met": ratio <= 1},
+            {"aim": f"{work}: share of it waited", "value": waits, "asked": "<= 0.1", "met": waits <= 0.1},
+        ]
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.trainings", description=QUESTION)
+    parser.add_argument("--cifar", metavar="DIR", help="CIFAR-10: train/<class>/*.jpg and test/<class>/*.jpg")
+    parser.add_argument("--recordings", metavar="DIR", help="WAV files whose names begin with the digit")
+    parser.add_argument("--text", metavar="DIR", default=os.path.join(_ROOT, "docs"), help="Markdown (default: docs)")
+    parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS), help="default: all")
+    parser.add_argument("--quick", action="store_true", help="a few steps of each, for tests: nothing is aimed at")
+    return verdict(answer(parser, measure, arguments)["aims"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
