@@ -36,6 +36,8 @@ _SMALL_TASK_ELEMENTS = 64
 _SOME_TASKS = 16
 _MOST_TASKS_OF_SMALL_CHUNKS = 64
 _GROUPS_PER_TASK = 8
+_LEAST_GROUPS = 3
+_FEW_TASKS = 8
 _SPLITS_OF_A_TASK = 4
 """Splits of which a task in chunks has some part, at least, where it need not have whole ones."""
 
@@ -494,4 +496,9 @@ def _size(root: Units, tasks: int | None) -> int:
 
 
 def _whole_groups(root: Units) -> int:
-    return math.ceil(_GROUPS_PER_TASK * root.group / root.reads) if root.collecting else 1
+    """Units of a task of which a tail gets a sixteenth, or up to a sixth where there is little data."""
+    if not root.collecting:
+        return 1
+    group = root.group / root.reads
+    groups = min(max(root.count / group / _FEW_TASKS, _LEAST_GROUPS), _GROUPS_PER_TASK)
+    return math.ceil(groups * group)
