@@ -67,8 +67,8 @@ class Training(NamedTuple):
 
 
 TRAININGS = {
-    "pictures": Training("cifar", 1, 1.0, 55.0, 2000, 100, 50_000, ("DataLoader", "tf.data service", "millrace")),
-    "digits": Training("recordings", 2, 0.5, 90.0, 1000, 25, 3000, ("DataLoader", "millrace")),
+    "pictures": Training("cifar", 1, 1.0, 70.0, 4000, 100, 50_000, ("DataLoader", "tf.data service", "millrace")),
+    "digits": Training("recordings", 2, 0.5, 96.0, 2000, 25, 3000, ("DataLoader", "millrace")),
     "text": Training("text", 1, 1.0, 2.3, 2000, 50, 1 << 30, ("DataLoader", "millrace")),
 }
 
