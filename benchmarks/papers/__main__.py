@@ -24,7 +24,12 @@ from benchmarks import papers
 from benchmarks.targets import TARGETS
 
 RESULTS = Path(__file__).parents[1] / "results"
-NEED_CIFAR = {"chunk_accuracy": ("--cifar",), "deli": ("--cifar",), "batch_creation": ("--pictures",)}
+NEED_CIFAR = {
+    "chunk_accuracy": ("--cifar",),
+    "deli": ("--cifar",),
+    "batch_creation": ("--pictures",),
+    "trainings": ("--cifar",),
+}
 """Experiments on the pictures of CIFAR-10, with the option that names their folder."""
 PARTS = frozenset(
     {

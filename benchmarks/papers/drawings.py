@@ -368,6 +368,22 @@ def deli_misses(report: Report, folder: str) -> list[str]:
     return [_saved(plt, drawing, folder, "papers.deli_misses-rates.svg", report)]
 
 
+def trainings(report: Report, folder: str) -> list[str]:
+    """Score of each training over its seconds, by who makes the batches."""
+    plt = pyplot()
+    results = report["results"]
+    drawing, panels = plt.subplots(1, len(results), figsize=(10, 3), layout="constrained", squeeze=False)
+    colours = {"millrace": _OURS, "DataLoader": _PODS, "tf.data service": _CACHEW}
+    for axes, (work, feeds) in zip(panels.flat, results.items(), strict=True):
+        for feed, each in feeds.items():
+            axes.plot(*zip(*each["curve"], strict=True), color=colours[feed], linewidth=1, label=feed)
+        axes.set_title(work, fontsize=9)
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel("loss of a byte, nats" if work == "text" else "right, %")
+        axes.legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.trainings-scores.svg", report)]
+
+
 def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report: Report) -> str:
     plt = pyplot()
     drawing, axes = plt.subplots(figsize=(8, 0.34 * len(bars) + 0.9), layout="constrained")
@@ -397,6 +413,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.step_change": step_change,
     "papers.strangers": strangers,
     "papers.timelines": timelines,
+    "papers.trainings": trainings,
     "papers.who_gets_room": who_gets_room,
     "papers.windows": windows,
 }

@@ -19,6 +19,7 @@ from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
 from millrace.engine.run.local_weights import LocalWeights
+from millrace.engine.run.open_iterators import close_at_exit
 from millrace.engine.run.outlook import ComingTask
 from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
@@ -324,6 +325,7 @@ class LocalIterator(ElementIterator):
         self._lock = threading.RLock()
         self._begin = begin
         self._take(begin(None))
+        close_at_exit(self)
 
     def _take(self, reading: _Reading) -> None:
         self._reading, self._tally, self._elements = reading, reading.tally, reading.elements
@@ -407,10 +409,13 @@ class LocalIterator(ElementIterator):
             self.close()
             self._take(fresh)
 
-    def close(self) -> None:
-        """Stop threads and let go of everything, once no thread waits for an element. Idempotent."""
-        with self._lock:
-            self._elements.close()
+    def close(self, wait_s: float = -1) -> None:
+        """Stop threads and let go of everything, once no thread waits for an element; not at all after ``wait_s``."""
+        if self._lock.acquire(timeout=wait_s):
+            try:
+                self._elements.close()
+            finally:
+                self._lock.release()
 
     def status(self) -> dict[str, Any]:
         """Status of the epoch, as of a job in the status of a service, as far as that makes sense here.

@@ -1,0 +1,54 @@
+"""Scripts that end while they hold an iterator that was read in part: they do, and say nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+PIPELINES = {
+    "windows": "mr.Dataset.range(1000).window(2, 1)",
+    "ahead": "mr.Dataset.range(1000).prefetch(3)",
+    "threads": "mr.Dataset.range(1000).map(slow, num_parallel_calls=4).batch(2)",
+    "a mixture": "mr.Dataset.sample_from_datasets([mr.Dataset.range(90), mr.Dataset.range(90)]).take(100)",
+}
+ENDS = {"falls off its end": ("", 0), "fails": ("1 / 0", 1), "says so": ("raise SystemExit(3)", 3)}
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_whatever_it_holds(pipeline, end):
+    last, status = ENDS[end]
+    script = f"""
+import time
+import millrace as mr
+
+def slow(number):
+    time.monotonic()
+    return number
+
+iterator = iter({PIPELINES[pipeline]})
+next(iterator)
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    said = [line for line in done.stderr.splitlines() if "ZeroDivisionError" not in line]
+    assert done.returncode == status
+    assert not [line for line in said if "ignored" in line or "Fatal" in line]
+
+
+def test_a_script_ends_though_a_daemon_thread_waits_for_an_element():
+    script = """
+import threading
+import millrace as mr
+
+begun = threading.Event()
+
+def never(number):
+    begun.set()
+    threading.Event().wait()
+
+iterator = iter(mr.Dataset.range(9).map(never))
+threading.Thread(target=next, args=(iterator,), daemon=True).start()
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
