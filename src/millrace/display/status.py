@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from millrace.display.plain_text import plain
 from millrace.policies.decision import listed
 from millrace.policies.figures import counted, data_size, duration, number, percent
 
@@ -147,7 +148,7 @@ def finished_rows(status: Mapping[str, Any]) -> list[Row]:
 
 def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     """Print jobs and workers, as tables with colour on a terminal, as plain columns elsewhere."""
-    out = out or sys.stdout
+    out, status = out or sys.stdout, plain(status)
     if out.isatty():
         from rich.console import Console
 
@@ -168,7 +169,7 @@ def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, a
     out = out or sys.stdout
     if as_lines or not out.isatty():
         for status in answers:
-            text = msgspec.json.encode(status).decode() if as_lines else "\n".join([*_lines(status), ""])
+            text = msgspec.json.encode(status).decode() if as_lines else "\n".join([*_lines(plain(status)), ""])
             print(text, file=out, flush=True)
         return
     from rich.console import Console
@@ -176,7 +177,7 @@ def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, a
 
     with Live(console=Console(file=out), auto_refresh=False, screen=True) as live:
         for status in answers:
-            live.update(_rendered(status), refresh=True)
+            live.update(_rendered(plain(status)), refresh=True)
 
 
 def print_columns(rows: Sequence[Row], out: IO[str] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from millrace.display.plain_text import plain
 from millrace.policies.figures import label
 
 Sample = tuple[str, str, Mapping[str, str], float]
@@ -54,7 +55,7 @@ HELP = {
 def metrics(status: Mapping[str, Any]) -> str:
     """Write a status as metrics, to be put where the node exporter's textfile collector finds it, or answered."""
     by_name: dict[str, list[Sample]] = {}
-    for sample in _samples(status):
+    for sample in _samples(plain(status)):
         by_name.setdefault(sample[0], []).append(sample)
     lines = []
     for name, samples in by_name.items():

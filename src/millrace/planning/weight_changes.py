@@ -66,7 +66,8 @@ def checked_weights(weights: Any) -> list[float]:
         )
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable):
         raise PipelineError(f"set_weights takes a list of weights, one for each dataset, not {weights!r}")
-    found = list(weights)
+    found = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+    found = [each.item() if hasattr(each, "item") else each for each in found] if isinstance(found, list) else [found]
     numbers = [number for number in map(_number, found) if number is not None and 0 <= number <= MOST_WEIGHT]
     if len(numbers) < len(found) or not any(numbers):
         raise PipelineError(

@@ -17,7 +17,7 @@ PROVIDERS = ("aws", "azure", "gcp")
 """Names of the tables of prices that come with millrace."""
 
 
-class Prices(msgspec.Struct, frozen=True):
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prices of an hour, in any currency; whole machines cost the sum of what they have.
 
     Attributes:
@@ -31,7 +31,7 @@ class Prices(msgspec.Struct, frozen=True):
     accelerator: float = 0.0
 
 
-class Machine(msgspec.Struct, frozen=True):
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Resources that a worker uses, or that a training host has.
 
     Attributes:

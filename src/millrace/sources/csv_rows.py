@@ -95,10 +95,30 @@ class _Rows:
             _check_has("types", given, names, split)
             block = next(iter(self._blocks.read(split)), None)
             for batch in [] if block is None else self._parse(split, block, names, names, given):
+                assert block is not None
+                self._check_whole_numbers(split, block, names, {*batch.schema.names} - {*given}, batch)
                 known = {field.name: field.type for field in batch.schema}
                 plain = {name: kind if _is_plain(kind) else pa.string() for name, kind in known.items()}
                 return {**plain, **given}
         return given
+
+    def _check_whole_numbers(
+        self, split: Split, block: TextBlock, names: list[str], guessed: set[str], batch: Any
+    ) -> None:
+        """Refuse whole numbers that are too large for int64, of which floats would make other ones."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        floats = [name for name in guessed if pa.types.is_floating(batch[name].type)]
+        for name in [each for each in floats if pc.any(pc.greater_equal(pc.abs(batch[each]), 2.0**63)).as_py()]:
+            for written in self._parse(split, block, names, [name], {name: pa.string()}):
+                if not pc.all(pc.match_substring_regex(written[name], r"^\s*[-+]?\d*\s*$")).as_py():
+                    break
+            else:
+                raise SourceCorruptError(
+                    f"{split.location}: column {name!r} has whole numbers that 64 bits don't hold. Say "
+                    f"types={{{name!r}: str}} to have them as they are written, or float to have them about"
+                )
 
     def _parse(
         self, split: Split, block: TextBlock, names: list[str], wanted: list[str], types: dict[str, Any]

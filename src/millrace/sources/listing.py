@@ -154,7 +154,12 @@ def _match_local(pattern: str) -> Iterator[FileInfo]:
         try:
             yield storage.stat_local(path)
             files = True
-        except SourceNotFoundError:  # a folder, a dangling link, or a file deleted since
+        except SourceNotFoundError as error:  # a folder, or a file deleted since
+            if os.path.islink(path) and not os.path.exists(path):
+                raise SourceNotFoundError(
+                    f"{path} is a link to {os.readlink(path)!r}, which is not there: fetch it, remove the link, or "
+                    "write a pattern that leaves it out"
+                ) from error
             folders = True
     if not files:
         reason = "only folders match it" if folders else _reach_local(pattern)

@@ -15,7 +15,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -172,6 +172,11 @@ def stat_local(path: str) -> FileInfo:
             raise
     if S_ISDIR(info.st_mode):
         raise SourceNotFoundError(f"{path} is a folder; for the files in it write {os.path.join(path, '*')!r}")
+    if not S_ISREG(info.st_mode):
+        raise SourceError(
+            f"{path} is no file but a pipe, a socket or a device, which cannot be read in parts by several processes, "
+            "and again: copy what it gives to a file"
+        )
     return FileInfo(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
 
 

@@ -30,7 +30,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader import sampler as stateful
 
-from millrace.errors import PipelineError, UnsureError
+from millrace.errors import MillraceWarning, PipelineError, StateError, UnsureError
 from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache, prefetcher
 
 COUNT = 200
@@ -508,3 +508,37 @@ class TestCachedDataset:
             CachedDataset(iter([]), cache)
         with pytest.raises(PipelineError, match="is no SampleCache"):
             CachedDataset(Squares(), "2 GB")  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        "s",
+        {"x": 1},
+        {"handed_out": -1, "sampler": None},
+        {"handed_out": 3},
+        {"handed_out": True, "sampler": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_is_refused(cache, state):
+    cached = CachedDataset(Squares(), cache)
+    with (
+        prefetching(SequentialSampler(cached), cached) as sampler,
+        pytest.raises(StateError, match="no state of a Prefetch"),
+    ):
+        sampler.load_state_dict(state)
+
+
+def test_who_goes_on_with_an_order_that_nobody_can_draw_again_is_warned(cache):
+    cached = CachedDataset(Squares(), cache)
+    state = {"handed_out": 16, "sampler": None}
+    with (
+        prefetching(RandomSampler(cached), cached) as sampler,
+        pytest.warns(MillraceWarning, match=r"RandomSampler draws its order from torch's global generator"),
+    ):
+        sampler.load_state_dict(state)
+    for inner in (RandomSampler(cached, generator=seeded()), SequentialSampler(cached), stateful.RandomSampler(cached)):
+        with prefetching(inner, cached) as sampler:
+            sampler.load_state_dict(state)

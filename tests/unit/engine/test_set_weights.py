@@ -251,3 +251,12 @@ def test_of_several_iterators_the_last_one_is_meant():
         dataset.set_weights([1, 0])
         assert "reweighted" not in first.state_dict()
         assert last.state_dict()["reweighted"]
+
+
+@pytest.mark.parametrize("weights", [np.array([1.0, 3.0]), [np.float32(1), np.float64(3)], np.array([1, 3], np.int32)])
+def test_arrays_are_weights(weights):
+    dataset = made("nothing", weights)
+    with iter(dataset) as epoch:
+        next(epoch)
+        assert epoch.set_weights(weights) > 0
+        assert list(epoch.state_dict()["reweighted"][0])[2] == [1.0, 3.0]

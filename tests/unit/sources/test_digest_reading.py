@@ -196,6 +196,16 @@ def test_a_member_of_another_content_is_named(shard, random_access):
         list(elements)
 
 
+@pytest.mark.parametrize("random_access", [False, True])
+def test_empty_members_are_known_wherever_they_lie(tmp_path, make_tar, random_access):
+    members = [(f"{n}.{kind}", b"" if kind == "txt" or n == 0 else b"x") for n in range(3) for kind in ("jpg", "txt")]
+    path = str(tmp_path / "empty.tar")
+    with open(path, "wb") as file:
+        file.write(make_tar(members))
+    elements = mr.Dataset.from_webdataset(path, random_access=random_access, digest=digest_of(path))
+    assert [(each["jpg"], each["txt"]) for each in elements] == [(b"", b""), (b"x", b""), (b"x", b"")]
+
+
 def test_a_member_that_lies_elsewhere_is_named(shard, make_tar):
     digest = digest_of(shard)
     other = make_tar([("00.a", b""), *MEMBERS[1:-1]])

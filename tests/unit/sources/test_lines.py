@@ -154,6 +154,7 @@ def test_rows_are_what_tf_data_makes_of_them(tmp_path):
         ("a,b\n1,2\n", {"columns": ("c",)}, r"has no column 'c'\. Its columns are 'a', 'b'"),
         ("a,b\n1,2\n", {"types": {"A": "int"}}, r" has no column 'A'\. Its columns are 'a', 'b'"),
         ('a,b\n"1\n2",2\n', {}, r"one has an odd number of quotes\. A value in quotes must not"),
+        ("a,b\n1,18446744073709551615\n", {}, r"column 'b' has whole numbers that 64 bits don't hold\. Say types="),
     ],
 )
 def test_files_that_are_no_csv_are_named(tmp_path, text, options, said):
@@ -178,3 +179,11 @@ def test_types_are_those_of_the_first_rows_there_are_and_of_other_columns_text(t
 def test_two_columns_of_one_name_are_refused(tmp_path):
     with pytest.raises(PipelineError, match=r"names are different names, not \['a', 'a'\]"):
         Dataset.from_csv(str(tmp_path), names=["a", "a"])
+
+
+def test_numbers_with_points_may_be_as_large_as_floats_are(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n1e300\n20000000000000000000.0\n")
+    assert [each["a"] for each in Dataset.from_csv(str(tmp_path / "a.csv"))] == [1e300, 2e19]
+    (tmp_path / "a.csv").write_text("a\n18446744073709551615\n")
+    for kind, value in ((str, "18446744073709551615"), (float, 18446744073709551615.0)):
+        assert list(Dataset.from_csv(str(tmp_path / "a.csv"), types={"a": kind})) == [{"a": value}]

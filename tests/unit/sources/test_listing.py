@@ -4,7 +4,7 @@ import sys
 import obstore
 import pytest
 
-from millrace.errors import PipelineError, SourceNotFoundError
+from millrace.errors import PipelineError, SourceError, SourceNotFoundError
 from millrace.graph import nodes as g
 from millrace.planning.split_table import stamp_of
 from millrace.sources import list_source, storage
@@ -163,3 +163,20 @@ def test_tables_list_what_is_named_in_the_same_order(tree, bucket):
     assert list(table.names) == [file.location for file in found]
     assert list(table.sizes) == [file.size for file in found]
     assert list(table.stamps) == [stamp_of(file.version) for file in found]
+
+
+def test_a_link_to_what_is_not_there_is_an_error_and_not_left_out(tmp_path):
+    (tmp_path / "1.txt").write_text("here")
+    (tmp_path / "2.txt").symlink_to("/annex/2.txt")
+    (tmp_path / "3.txt").symlink_to("1.txt")
+    with pytest.raises(SourceNotFoundError, match=r"2\.txt is a link to '/annex/2\.txt', which is not there: fetch it"):
+        expand([f"{tmp_path}/*.txt"])
+    (tmp_path / "2.txt").unlink()
+    assert [os.path.basename(each.location) for each in expand([f"{tmp_path}/*.txt"])] == ["1.txt", "3.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["pipe", "*"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pattern):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match=r"pipe is no file but a pipe, a socket or a device"):
+        expand([f"{tmp_path}/{pattern}"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import copy
 import itertools
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Sampler, Subset
 
 from millrace.blocks.samples.sample_cache import SampleCache
-from millrace.errors import PipelineError
+from millrace.errors import MillraceWarning, PipelineError, StateError
 from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
 from millrace.frameworks.torch.prefetcher import Prefetcher
 from millrace.frameworks.torch.substituting_pass import SubstitutingPass, draw, is_batch
 from millrace.policies.decision import Decision
 from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes, worth_asking
 from millrace.policies.sample_substitution import choice_size
-from millrace.whole_numbers import whole
+from millrace.whole_numbers import is_int, whole
 
 Place = tuple[CachedDataset, int]
 SamplerState = tuple[dict[str, Any] | None, dict[str, Any] | None]
@@ -122,8 +123,22 @@ class PrefetchSampler(Sampler[Any]):
 
         What the cache holds by then plays no part: each index comes that had not come, and none a second time.
         The wrapped sampler has to give the same indices again: one with a state of its own does, and one with a seed
-        and the same ``set_epoch``.
+        and the same ``set_epoch``. A warning says so where it draws from torch's global generator.
+
+        Raises:
+            StateError: this is no state of a PrefetchSampler.
         """
+        if not _is_state(state):
+            raise StateError(f"this is no state of a PrefetchSampler, as its state_dict() gives it: {state!r:.200}")
+        unseeded = getattr(self.sampler, "generator", self) is None and not hasattr(self.sampler, "state_dict")
+        if unseeded and state["handed_out"]:
+            warnings.warn(
+                f"{type(self.sampler).__name__} draws its order from torch's global generator and has no state: going "
+                "on in mid-epoch repeats samples and leaves others out, unless torch.manual_seed has it draw the same "
+                "order again. Give it generator=..., or take RandomSampler of torchdata.stateful_dataloader.sampler",
+                MillraceWarning,
+                stacklevel=2,
+            )
         self._loaded = state
 
     def sizes(self) -> Decision[PrefetchSizes]:
@@ -257,6 +272,13 @@ class PrefetchSampler(Sampler[Any]):
 def _state(sampler: Any) -> dict[str, Any] | None:
     """Take the state of a sampler, or of its iterator; None: it has none."""
     return copy.deepcopy(sampler.state_dict()) if hasattr(sampler, "state_dict") else None
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, dict) or not is_int(state.get("handed_out")) or state["handed_out"] < 0:
+        return False
+    substituting = {"first", "drawn", "begin", "pending"} & state.keys()
+    return "sampler" in state and len(substituting) in (0, 4)
 
 
 def _load(sampler: Any, state: dict[str, Any] | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -184,8 +185,10 @@ class _Files:
         starts, stops = self._table.pieces.starts.array(), self._table.pieces.stops.array()
         for entry in np.flatnonzero((counts > 0) & np.isin(self._kinds[file_of], (ItemKind.MEMBER, ItemKind.RECORD))):
             within = rows.offsets[firsts[entry] : firsts[entry] + counts[entry]]
-            low = int(np.searchsorted(within, starts[entry]))
-            high = len(within) if stops[entry] < 0 else int(np.searchsorted(within, stops[entry]))
+            # A member is named by where its data begin, behind its header: those of an empty one begin where it ends.
+            side: Literal["left", "right"] = "right" if self._kinds[file_of[entry]] == ItemKind.MEMBER else "left"
+            low = int(np.searchsorted(within, starts[entry], side))
+            high = len(within) if stops[entry] < 0 else int(np.searchsorted(within, stops[entry], side))
             firsts[entry], counts[entry] = firsts[entry] + low, high - low
         return ItemHashes(
             rows.hashes.tobytes(),
