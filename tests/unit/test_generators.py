@@ -102,3 +102,20 @@ def test_sources_are_shown_as_they_were_written():
     assert repr(shown) == "Dataset.from_csv('/data/a.csv', names=['a', 'b'], types={'a': 'float'})"
     records = Dataset.from_fixed_length_records("/data/a.bin", 7, footer_bytes=2)
     assert repr(records) == "Dataset.from_fixed_length_records('/data/a.bin', 7, footer_bytes=2)"
+
+
+def failing():
+    for number in range(10):
+        if number == 4:
+            raise OSError("connection reset")
+        yield number
+
+
+@pytest.mark.parametrize("on_error", ["skip", lambda error: None], ids=["skip", "function"])
+@pytest.mark.filterwarnings("ignore:the pipeline runs as one task")
+def test_a_generator_that_fails_ends_the_epoch_whatever_on_error_says(on_error):
+    seen = []
+    with pytest.raises(ElementError, match=r"failed with OSError: connection reset\. What it would have given after"):
+        for element in Dataset.from_generator(failing).with_options(on_error=on_error):
+            seen.append(element)  # noqa: PERF402
+    assert seen == [0, 1, 2, 3]

@@ -453,6 +453,21 @@ def _check_layout(base: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"it has layout {layout}")
 
 
+def check_folder(folder: str) -> None:
+    """Check that a cache server could use a folder, which is made if it is not there.
+
+    Raises:
+        CacheError: it can't be used, or another process uses it.
+    """
+    with _errors(folder):
+        make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
+        handle = private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            _hold(handle, folder)
+        finally:
+            os.close(handle)
+
+
 def _hold(handle: int, folder: str) -> None:
     import fcntl
 
@@ -466,5 +481,7 @@ def _hold(handle: int, folder: str) -> None:
 def _errors(folder: str) -> Iterator[None]:
     try:
         yield
+    except CacheError:
+        raise
     except OSError as error:
         raise CacheError(f"{folder}: {error.strerror or error}; name another folder for the cache") from error

@@ -520,3 +520,17 @@ def test_a_server_that_is_waited_for_long_and_lives_is_not_given_up(serve, worke
     slow.go.set()
     assert first.result(60) == second.result(60) == bytes_of(entry(1))
     assert not store.read
+
+
+def test_a_dispatcher_does_not_begin_with_a_folder_that_no_cache_server_can_use(tmp_path):
+    def said(folder: str) -> str:
+        command = [sys.executable, "-m", "millrace", "dispatcher", "--port", "0", "--source-cache", folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    (tmp_path / "file").touch()
+    assert said(str(tmp_path / "file")).endswith("file: File exists; name another folder for the cache\n")
+    store = ItemStore(str(tmp_path / "used"), 1 << 20, time.monotonic)
+    with contextlib.closing(store):
+        assert said(str(tmp_path / "used")).endswith("used: give this one a folder of its own\n")
