@@ -124,7 +124,13 @@ class BlockMissingError(CacheError, FileNotFoundError):
 
 
 class BlockDamagedError(CacheError):
-    """A block is truncated or its bytes are not those that were written; the message names the place."""
+    """A block is truncated or its bytes are not those that were written; the message names the place.
+
+    Attributes:
+        found: which block, and what is wrong with it, without what a cache does then.
+    """
+
+    found: str = ""
 
 
 class StoreFullError(CacheError):

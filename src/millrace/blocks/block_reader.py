@@ -373,7 +373,9 @@ def _read_exactly(block: OpenBlock, ranges: list[tuple[int, int]]) -> list[Bytes
 
 
 def _damaged(block: OpenBlock, what: str) -> BlockDamagedError:
-    return BlockDamagedError(
-        f"{block.location} is damaged: {what}. What it held is computed again; if this happens often, look at the "
-        "disk, or at who else writes there"
+    found = f"{block.location} is damaged: {what}"
+    error = BlockDamagedError(
+        f"{found}. What it held is computed again; if this happens often, look at the disk, or at who else writes there"
     )
+    error.found = found
+    return error

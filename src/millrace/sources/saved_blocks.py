@@ -20,7 +20,7 @@ from millrace.blocks.block_writer import BlockWriter, Writable
 from millrace.blocks.stores.block_store import OpenBlock
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.tree import nbytes
-from millrace.errors import CacheError, SourceCorruptError
+from millrace.errors import BlockDamagedError, CacheError, SourceCorruptError
 from millrace.sources.saved_manifest import FILE_NAME, SavedFile
 
 BLOCK_BYTES = 4 << 20
@@ -102,7 +102,8 @@ def read_block(location: str, start: int, data: bytes) -> Iterator[list[Any]]:
         for item in range(len(reader.index)):
             yield reader.read([item])[0]
     except CacheError as error:
-        raise SourceCorruptError(str(error)) from error
+        found = (isinstance(error, BlockDamagedError) and error.found) or str(error)
+        raise SourceCorruptError(f'{found}. ds.save(path, if_exists="replace") makes it again') from error
 
 
 class _InMemory(OpenBlock):

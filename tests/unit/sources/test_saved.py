@@ -101,7 +101,9 @@ def test_damage_is_found(tmp_path):
     ):
         list(Dataset.load(tmp_path))
     block.write_bytes(whole[:100] + b"?" + whole[101:])
-    with pytest.raises(SourceCorruptError, match=re.escape(str(block))):
+    with pytest.raises(
+        SourceCorruptError, match=rf"{re.escape(str(block))} is damaged: .*if_exists=\"replace\"\) makes it again"
+    ):
         list(Dataset.load(tmp_path))
     for text in ("{", json.dumps({"format": 9, "blocks": []})):
         (tmp_path / "saved.json").write_text(text)
