@@ -12,10 +12,13 @@ TURN_S = 5.0
 
 
 class WaitingJobs:
-    """Jobs that wait, with the least share that each had meanwhile: when others leave, it has more of a sudden."""
+    """Jobs that wait, with the least share that each had meanwhile: when others leave, it has more of a sudden.
+
+    Whoever had less than his share before comes first, so a job waits as well for what others are behind it.
+    """
 
     def __init__(self) -> None:
-        self._least: dict[str, tuple[float, float]] = {}
+        self._least: dict[str, tuple[float, float, float]] = {}
 
     def check(self, division: Division | None, now: float) -> None:
         """Check that none waits for too long."""
@@ -24,8 +27,10 @@ class WaitingJobs:
         for name, since in waiting.items():
             assert division is not None
             share = division.shares[name].value
-            _, least = self._least.get(name, (since, share))
-            self._least[name] = since, min(least, share)
-            patience_s = PATIENCE_S + TURN_S / max(self._least[name][1], 1e-3)
+            ahead = {job: division.standing(job, now).ahead for job in division.shares}
+            behind = max(0.0, ahead[name] - min(ahead.values()))
+            _, least, most = self._least.get(name, (since, share, behind))
+            self._least[name] = since, min(least, share), max(most, behind)
+            patience_s = PATIENCE_S + (TURN_S + self._least[name][2]) / max(self._least[name][1], 1e-3)
             if now - since > patience_s:
                 raise Violation(f"job {name} has waited for a worker for more than {patience_s:.0f} s")
