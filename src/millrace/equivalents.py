@@ -88,7 +88,10 @@ _BEFORE = "it before distribute(): behind it there is what comes to this process
 BEHIND = {
     **OPERATORS,
     **dict.fromkeys(
-        ("choose_from_datasets", "concatenate", "rejection_resample", "reservoir", "sample_from_datasets", "zip"),
+        (
+            *("choose_from_datasets", "concatenate", "rejection_resample", "reservoir"),
+            *("sample", "sample_from_datasets", "zip"),
+        ),
         _BEFORE,
     ),
 }

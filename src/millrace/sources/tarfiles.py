@@ -89,7 +89,10 @@ def truncated(location: str, number: int, at: int) -> SourceCorruptError:
 
 def _damaged(location: str, number: int, at: int) -> SourceCorruptError:
     if at == 0:
-        return SourceCorruptError(f"{location} is not a tar archive: its first {BLOCK} bytes are no tar header")
+        return SourceCorruptError(
+            f"{location} is not a tar archive: its first {BLOCK} bytes are no tar header. Where other files lie "
+            "beside the archives, write a pattern that these match alone, such as 'folder/*.tar'"
+        )
     return SourceCorruptError(f"{location}{f', member {number}' if number >= 0 else ''}: damaged header at byte {at}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from millrace.blocks.samples.counters import SampleCounts
 from millrace.blocks.samples.sample_cache import SampleCache
@@ -44,9 +44,10 @@ class CachedDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, cache: SampleCache | int, *, name: str | None = None) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not map_style or isinstance(dataset, IterableDataset):
             raise PipelineError(
-                f"CachedDataset: {type(dataset).__name__} has no __getitem__ and __len__, so it is no map-style "
+                f"CachedDataset: {type(dataset).__name__} has not both __getitem__ and __len__, so it is no map-style "
                 "dataset; an iterable one is read in order by nature: use millrace.Dataset for it"
             )
         if isinstance(cache, int):

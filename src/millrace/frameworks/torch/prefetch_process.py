@@ -25,7 +25,10 @@ def main() -> None:
         return
     (dataset,) = unpack(bundle)
     fetching = FetchThreads(dataset, int(sys.argv[1]) or None)
-    os.write(ready, b"!")
+    try:
+        os.write(ready, b"!")
+    except BrokenPipeError:
+        return  # the loop has ended before this process had begun
     while (message := receive(words)) is not None:
         if message:
             unread, *indices = np.frombuffer(message, np.int64).tolist()
