@@ -17,8 +17,17 @@ BLOCKED = 5
 WAIT_S = 60.0
 
 
+PIPES_ARE_FILES = """
+import sys
+from millrace.cli import main
+from millrace.sources import storage
+storage.S_ISREG = lambda _: True  # so that a test decides when a file can be read
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def command(*arguments):
-    return [sys.executable, "-m", "millrace", "pack", *arguments]
+    return [sys.executable, "-c", PIPES_ARE_FILES, "pack", *arguments]
 
 
 def packed(*arguments):

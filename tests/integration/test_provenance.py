@@ -96,7 +96,8 @@ def test_a_page_that_says_something_else_than_a_result_fails(repository, monkeyp
     file = Path(plot.RESULTS, "some.json")
     file.write_text(json.dumps(measured))
     for page in (plot.PAGE, plot.GUARANTEES):
-        Path(page).write_text("# Page\n<!-- some -->\n<!-- end some -->\n<!-- targets -->\n<!-- end targets -->\n")
+        places = [f"<!-- {name} -->\n<!-- end {name} -->\n" for name in ("some", "targets", "aims")]
+        Path(page).write_text("".join(["# Page\n", *places]))
     assert plot.main(["--check"]) == 1
     assert "PAGE says something else of some than its result" in capsys.readouterr().err
     assert plot.main([]) == 0
