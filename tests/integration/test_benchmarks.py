@@ -109,6 +109,7 @@ def test_accuracy_of_a_training_whose_workers_are_killed(tmp_path: Path, capfd: 
     assert err.count("was killed by SIGKILL") == found["kills"]  # the service has noticed, too
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("torch_settings")
 def test_accuracy_counts_what_each_guarantee_gives(tmp_path: Path):
     accuracy.make_pictures(str(tmp_path))

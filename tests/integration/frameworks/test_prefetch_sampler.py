@@ -217,7 +217,7 @@ def test_each_rank_of_a_data_parallel_training_has_the_samples_of_its_sampler(tm
         assert [epoch[number] for epoch in epochs] == [list(sampler) for sampler in plain]
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_what_fetches_ahead_ends_with_the_loop_however_that_ends(end, tmp_path):
     with started(tmp_path, 0, 0) as loop:
         helper = int(loop.stdout.readline())
