@@ -10,14 +10,13 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
-from millrace.graph.source_nodes import FromGenerator
 from millrace.ops.nested_datasets import close, read_ahead
 from millrace.ops.operator import Context
 
 
 def run_flat_map(node: FlatMap, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
     """Yield the elements of ``node.fn`` of each element, one input after the other."""
-    return _in_turn(node.fn, 1, sys.maxsize, inputs[0], context, all_data=isinstance(node, FromGenerator))
+    return _in_turn(node.fn, 1, sys.maxsize, inputs[0], context)
 
 
 def run_interleave(node: Interleave, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
@@ -30,13 +29,7 @@ def run_interleave(node: Interleave, inputs: list[Iterator[Chunk]], context: Con
 
 
 def _in_turn(
-    function: Opaque,
-    cycle_length: int,
-    block_length: int,
-    chunks: Iterator[Chunk],
-    context: Context,
-    *,
-    all_data: bool = False,
+    function: Opaque, cycle_length: int, block_length: int, chunks: Iterator[Chunk], context: Context
 ) -> Iterator[Chunk]:
     # Functions are called when their dataset's turn comes and not for a whole chunk, as they may open files.
     parents = (chunk.slice(index, index + 1) for chunk in chunks for index in range(len(chunk)))
@@ -51,7 +44,7 @@ def _in_turn(
                 if parent is None:
                     more_parents = False
                     continue
-                children = places[turn] = _open(function, parent, context, cycle_length, all_data=all_data)
+                children = places[turn] = _open(function, parent, context, cycle_length)
                 if children is None:
                     continue
                 opened += 1
@@ -81,15 +74,12 @@ def _in_turn(
 class _Children:
     """Elements made of one element, read a little ahead so that a turn costs little."""
 
-    def __init__(
-        self, elements: Iterator[Any], parent: Chunk, context: Context, sharing: int, *, all_data: bool
-    ) -> None:
+    def __init__(self, elements: Iterator[Any], parent: Chunk, context: Context, sharing: int) -> None:
         self.origin = parent.origin
         self._elements = elements
         self._parent = parent
         self._context = context
         self._sharing = sharing
-        self._all_data = all_data
         self._position = context.children(parent, 0)
         self._buffer: list[Any] = []
         self._at = 0
@@ -116,19 +106,17 @@ class _Children:
 
     def _read(self, wanted: int) -> None:
         count = max(wanted, self._context.chunk_size() // self._sharing)
-        elements, self._ended, self._failure = read_ahead(
-            self._elements, count, self._parent, self._context, all_data=self._all_data
-        )
+        elements, self._ended, self._failure = read_ahead(self._elements, count, self._parent, self._context)
         self._buffer, self._at = self._buffer[self._at :] + elements, 0
 
 
-def _open(function: Opaque, parent: Chunk, context: Context, sharing: int, *, all_data: bool) -> _Children | None:
+def _open(function: Opaque, parent: Chunk, context: Context, sharing: int) -> _Children | None:
     _, results, failure = context.call(function, parent)
     if failure is not None:
         raise failure
     if not results:
         return None
-    return _Children(context.elements_of(results[0], parent, 0), parent, context, sharing, all_data=all_data)
+    return _Children(context.elements_of(results[0], parent, 0), parent, context, sharing)
 
 
 class _ChunkBuilder:

@@ -26,7 +26,7 @@ from millrace.errors import ElementError, ElementTooLargeError, PipelineError, S
 from millrace.graph.nodes import AUTOTUNE, Opaque, Reservoir, SampleFromDatasets, Shuffle
 from millrace.graph.notation import graph_of
 from millrace.graph.operator_graph import Graph
-from millrace.graph.source_nodes import FromMapStyle
+from millrace.graph.source_nodes import FromGenerator, FromMapStyle
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.epoch_shape import WeightChange
@@ -107,7 +107,10 @@ class RunningTask:
         self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
         self._sizers, self._learnt = sizers, [(0, 0.0, 0)] * len(measures)
         options = units.graph.options()
-        self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place), watch)
+        generators = [number for number, node in enumerate(units.graph.nodes) if isinstance(node, FromGenerator)]
+        self.calls = Calls(
+            *(seed, epoch, units.graph.keys, options.on_error, partial(name_of, self), watch), generators=generators
+        )
         self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
         self._streams: Counter[int] = Counter()
 

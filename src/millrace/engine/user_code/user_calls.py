@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,16 @@ _PACKAGE = str(Path(__file__).parent.parent / "_")[:-1]
 
 
 class Calls:
-    """Calls of user functions by one running task."""
+    """Calls of user functions by one running task.
+
+    Args:
+        seed: of the job; ``epoch`` likewise, and ``keys`` of its nodes.
+        on_error: what becomes of an element that fails, as ``with_options`` has it.
+        describe: names an element for messages.
+        watch: says where a call is, for whoever looks after a crash.
+        skips: positions that were left out so far; None: none.
+        generators: nodes that have one generator for all data: where it fails, nobody knows what would have come.
+    """
 
     def __init__(
         self,
@@ -36,12 +45,14 @@ class Calls:
         describe: Callable[[Origin, int], str],
         watch: CrashProbe | None = None,
         skips: list[int] | None = None,
+        generators: Collection[int] = (),
     ) -> None:
         self._seed, self._epoch, self._keys = seed, epoch, keys
         self._on_error = on_error
         self._describe = describe
         self._watch = watch
         self._skips = [] if skips is None else skips
+        self._generators = generators
 
     @property
     def skipped(self) -> int:
@@ -50,7 +61,9 @@ class Calls:
 
     def of_epoch(self, epoch: int, describe: Callable[[Origin, int], str]) -> Calls:
         """Return the same task's calls with the random numbers of another epoch."""
-        return Calls(self._seed, epoch, self._keys, self._on_error, describe, self._watch, self._skips)
+        return Calls(
+            self._seed, epoch, self._keys, self._on_error, describe, self._watch, self._skips, self._generators
+        )
 
     def call(
         self, node: int, label: str, function: Opaque, chunk: Chunk
@@ -80,7 +93,7 @@ class Calls:
             except BaseException as raised:  # noqa: BLE001 - raised again, or the pipeline says what becomes of it
                 failed, error = len(results) + len(skipped), raised
             try:
-                keep, instead = self._failed(label, chunk, failed, error)
+                keep, instead = self._failed(node, label, chunk, failed, error)
             except RunStoppedError:
                 raise
             except Exception as failure:  # noqa: BLE001 - raised once what was before it has been taken
@@ -115,9 +128,9 @@ class Calls:
         try:
             return True, action()
         except BaseException as error:  # noqa: BLE001 - raised again, or the pipeline says what becomes of it
-            return self._failed(label, chunk, index, error)
+            return self._failed(node, label, chunk, index, error)
 
-    def _failed(self, label: str, chunk: Chunk, index: int, error: BaseException) -> tuple[bool, Any]:
+    def _failed(self, node: int, label: str, chunk: Chunk, index: int, error: BaseException) -> tuple[bool, Any]:
         """Decide what becomes of element ``index``, of which ``error`` was raised: (kept, value), if not an error."""
         if _is_interrupt(error) or isinstance(error, RunStoppedError):
             raise error
@@ -128,6 +141,14 @@ class Calls:
             raise error
         else:
             failure = self.error(label, chunk, index, error)
+        if node in self._generators and not self.raises:
+            raise ElementError(
+                f"{failure}. on_error can't go on, as nobody knows what the generator would have given after that: "
+                "catch the error in it, and go on there",
+                operator=failure.operator,
+                where=failure.where,
+                user_traceback=failure.user_traceback,
+            ) from error
         if self._on_error == "skip":
             self._skips.append(chunk.positions[index])
             return False, None
