@@ -84,13 +84,12 @@ def _add_conditions(assumed: argparse._ArgumentGroup) -> None:
 def _cost(options: argparse.Namespace) -> int:
     from millrace.client.status_query import fetch_status
     from millrace.display import cost, estimate, status
-    from millrace.display.plain_text import plain
 
     if options.samples is not None:
         return _samples(options)
     known = estimate.read(options.estimate) if options.estimate else None
     table = cost.read_prices(options.prices) if options.prices else None
-    found = plain(fetch_status(options.service, token_of(options), tls=options.tls))
+    found = fetch_status(options.service, token_of(options), tls=options.tls)
     rows, shared = cost.costs(found, table), cost.dispatcher(found, table)
     beside = estimate.beside_service(known, found, rows) if known is not None else []
     if options.json:

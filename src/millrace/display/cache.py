@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from millrace.display.plain_text import plain
 from millrace.display.status import Row, print_columns
 from millrace.errors import PipelineError
 from millrace.policies.figures import data_size, percent
@@ -48,7 +49,7 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
 
 def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     """Print how full the cache is, and what each job does about it."""
-    out = out or sys.stdout
+    out, status = out or sys.stdout, plain(status)
     cache = of(status)
     blocks = sum(point["blocks"] for point in cache["points"] if "@" not in point["point"])
     promised = max(0, cache["taken"] - cache["bytes"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-def plain(value: T, *, lines: bool = True) -> T:
+def plain(value: Any, *, lines: bool = True) -> Any:
     """Copy a tree of dicts and lists, with Python's escapes in the place of control characters in its strings.
 
     Whoever may begin a job chooses its name, and others look at it on their terminals.
@@ -16,17 +14,16 @@ def plain(value: T, *, lines: bool = True) -> T:
         value: the tree.
         lines: ends of lines stay, but for those in names.
     """
-    if isinstance(value, str):
-        kept = "\n" if lines else ""
-        return (
-            value
-            if value.isprintable()
-            else "".join(  # type: ignore[return-value]
-                each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in value
-            )
-        )
-    if isinstance(value, dict):
-        return {key: plain(each, lines=lines and key != "name") for key, each in value.items()}  # type: ignore[return-value]
-    if isinstance(value, list):
-        return [plain(each, lines=lines) for each in value]  # type: ignore[return-value]
+    match value:
+        case dict():
+            return {key: plain(each, lines=lines and key != "name") for key, each in value.items()}
+        case list():
+            return [plain(each, lines=lines) for each in value]
+        case str() if not value.isprintable():
+            kept = "\n" if lines else ""
+            return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in value)
     return value
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -187,8 +187,9 @@ def print_columns(rows: Sequence[Row], out: IO[str] | None) -> None:
 
 def columns(rows: Sequence[Row]) -> list[str]:
     """Format rows as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    cells = [[plain(cell, lines=False) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def _tables(status: Mapping[str, Any]) -> Iterator[Table]:
@@ -261,7 +262,7 @@ def _rendered(status: Mapping[str, Any]) -> RenderableType:
 
     parts: list[RenderableType] = []
     for title, header, rows in _tables(status):
-        table = RichTable(title=title, title_justify="left", box=None, pad_edge=False)
+        table = RichTable(title=Text(title), title_justify="left", box=None, pad_edge=False)
         for head in header:
             table.add_column(head, overflow="fold")
         for row in rows:

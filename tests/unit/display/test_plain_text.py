@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from tests.unit.display.test_status_tables import BUSY
 
 from millrace.display.plain_text import plain
-from millrace.display.status import show
+from millrace.display.status import columns, show
 from millrace.display.status_metrics import metrics
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
 
 EVIL = 'a"b\\c\nd\x1b[2J\x07\u202e'
 
@@ -22,6 +28,16 @@ def test_a_name_moves_no_cursor_and_breaks_no_line():
     assert not {"\x1b", "\x07", "\u202e"} & set(out.getvalue())
     assert r'a"b\c\nd\x1b[2J\x07\u202e' in out.getvalue()
     assert named["jobs"][0]["name"] == EVIL, "programs get what was said"
+
+
+def test_tables_stay_tables_also_on_a_terminal():
+    (line,) = columns([(EVIL, "3")])
+    assert line == r'a"b\c\nd\x1b[2J\x07\u202e  3'
+    (job,) = BUSY["jobs"]
+    operators = [{"operator": "map([red]f[/])", "share": None, "elements_s": None, "threads": 0}]
+    out = Terminal()
+    show({**BUSY, "jobs": [{**job, "name": "a[/b]", "operators": operators}]}, out)
+    assert "operators of a[/b]" in out.getvalue(), "names are no markup"
 
 
 @given(
