@@ -315,11 +315,12 @@ def parallel(operator: str, value: Any) -> int:
     return AUTOTUNE if value == AUTOTUNE else positive(operator, "num_parallel_calls", value)
 
 
-def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[float, ...]:
+def weights(operator: str, value: Any, count: int) -> tuple[float, ...]:
     """Weight for each of ``count`` datasets."""
     if graph_of(value) is not None:
         raise PipelineError(f"{operator} takes its datasets in one list, [a, b], and its weights as numbers")
-    chosen = (1.0,) * count if value is None else listed(operator, "weights", getattr(value, "tolist", lambda: value)())
+    given = value.tolist() if hasattr(value, "tolist") else value  # an array, or a tensor
+    chosen = (1.0,) * count if given is None else listed(operator, "weights", given)
     numbers = all(isinstance(weight, Real) for weight in chosen)
     sound = len(chosen) == count and numbers and all(math.isfinite(weight) and weight >= 0 for weight in chosen)
     if not count or not sound or not any(chosen):

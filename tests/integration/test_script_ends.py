@@ -58,3 +58,28 @@ threading.Thread(target=next, args=(iterator,), daemon=True).start()
 begun.wait()
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+def test_so_does_a_child_that_was_forked_while_threads_computed():
+    script = """
+import os
+import threading
+import millrace as mr
+
+begun, go = threading.Event(), threading.Event()
+
+def slow(number):
+    if number > 8:
+        begun.set()
+        go.wait()
+    return number
+
+iterator = iter(mr.Dataset.range(1000).map(slow, num_parallel_calls=4).prefetch(4))
+next(iterator)
+begun.wait()
+if not os.fork():
+    raise SystemExit(0)
+assert os.wait()[1] == 0
+go.set()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=60, check=True)

@@ -103,8 +103,7 @@ class ItemStore:
         self._closed = False
         self._complained = False
         with _errors(folder):
-            make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
-            self._held = private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            self._held = _opened(folder)
             try:
                 _hold(self._held, folder)
                 self._base = self._open_index()
@@ -454,18 +453,19 @@ def _check_layout(base: sqlite3.Connection) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Check that a cache server could use a folder, which is made if it is not there.
+    """Check that a cache server could use a folder, which is made if it is not there; another one may use it yet.
 
     Raises:
-        CacheError: it can't be used, or another process uses it.
+        CacheError: it can't be used.
     """
     with _errors(folder):
-        make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
-        handle = private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            _hold(handle, folder)
-        finally:
-            os.close(handle)
+        os.close(_opened(folder))
+
+
+def _opened(folder: str) -> int:
+    """Make the folder if need be, and open the file that whoever uses it holds."""
+    make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
+    return private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
 
 def _hold(handle: int, folder: str) -> None:

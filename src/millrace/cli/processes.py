@@ -196,7 +196,7 @@ def _dispatcher(options: argparse.Namespace) -> int:
     if options.source_cache is not None and not caches_on_nodes(options):
         from millrace.cache_server.item_store import check_folder
 
-        check_folder(options.source_cache)  # what is started for it would say so again and again
+        check_folder(options.source_cache)  # else what is started for it would say so again and again
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever connects makes it write lines
     _raise_descriptors(_FOR_DISPATCHER)  # each peer takes one
     asyncio.run(_dispatch(options))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from millrace.graph import nodes as g
 from millrace.planning.units import INFINITE, Cardinality, UnitMap
@@ -39,6 +39,8 @@ def varying(units: UnitMap) -> Varying:
     return Varying(frozenset(sizes if len(sizes) > 1 else short) | windows, bool(padders), frozenset(fixed))
 
 
+_TAKEN_APART = (g.Unbatch, g.FlatMap, g.Interleave, g.Pack)
+"""Operators behind which nothing is seen of what stacked their inputs; rows of ``pack`` are all of one shape."""
 _Maker = g.Batch | g.PaddedBatch | g.BucketBySequenceLength | g.Rebatch | g.GroupByWindow
 
 
@@ -46,7 +48,7 @@ def _makers(node: g.Node) -> Iterator[_Maker]:
     """Operators that stacked what leaves ``node``."""
     if isinstance(node, _Maker):
         yield node
-    elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave, g.Pack)):  # packed rows are all of one shape
+    elif not isinstance(node, _TAKEN_APART):
         for child in node.inputs:
             yield from _makers(child)
 
@@ -55,7 +57,7 @@ def _windows(node: g.Node) -> Iterator[g.SlidingWindow]:
     """Operators that listed what leaves ``node``."""
     if isinstance(node, g.SlidingWindow):
         yield node
-    elif not isinstance(node, _Maker | g.Unbatch | g.FlatMap | g.Interleave | g.Pack):
+    elif not isinstance(node, (*get_args(_Maker), *_TAKEN_APART)):
         for child in node.inputs:
             yield from _windows(child)
 

@@ -59,6 +59,7 @@ def checked_weights(weights: Any) -> list[float]:
     Raises:
         PipelineError: they are none.
     """
+    weights = weights.tolist() if hasattr(weights, "tolist") else weights  # an array, or a tensor
     if isinstance(weights, (Mapping, AbstractSet)):
         raise PipelineError(
             "set_weights takes one list of weights, one for each dataset in their order, which holds from now on, not"
@@ -66,8 +67,7 @@ def checked_weights(weights: Any) -> list[float]:
         )
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable):
         raise PipelineError(f"set_weights takes a list of weights, one for each dataset, not {weights!r}")
-    found = weights.tolist() if hasattr(weights, "tolist") else list(weights)
-    found = [each.item() if hasattr(each, "item") else each for each in found] if isinstance(found, list) else [found]
+    found = list(weights)
     numbers = [number for number in map(_number, found) if number is not None and 0 <= number <= MOST_WEIGHT]
     if len(numbers) < len(found) or not any(numbers):
         raise PipelineError(

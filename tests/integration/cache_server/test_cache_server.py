@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import pytest
 
 from millrace.cache_server.item_server import ItemServer
-from millrace.cache_server.item_store import ItemStore
-from millrace.errors import ServiceUnreachableError, SourceError
+from millrace.cache_server.item_store import ItemStore, check_folder
+from millrace.errors import CacheError, ServiceUnreachableError, SourceError
 from millrace.protocol import source_cache_messages as msg
 from millrace.sources.store_requests import Entry, RequestWatch
 from millrace.wire.data.data_connection import DataConnection, DataServer, open_data_connection
@@ -531,6 +531,11 @@ def test_a_dispatcher_does_not_begin_with_a_folder_that_no_cache_server_can_use(
 
     (tmp_path / "file").touch()
     assert said(str(tmp_path / "file")).endswith("file: File exists; name another folder for the cache\n")
-    store = ItemStore(str(tmp_path / "used"), 1 << 20, time.monotonic)
-    with contextlib.closing(store):
-        assert said(str(tmp_path / "used")).endswith("used: give this one a folder of its own\n")
+
+
+def test_a_folder_may_be_in_use_yet_as_a_dispatcher_begins_again(tmp_path):
+    used = str(tmp_path / "used")
+    with contextlib.closing(ItemStore(used, 1 << 20, time.monotonic)):
+        check_folder(used)  # the cache server of the dispatcher before is about to end
+        with pytest.raises(CacheError, match=r"used: give this one a folder of its own$"):
+            ItemStore(used, 1 << 20, time.monotonic)

@@ -260,3 +260,9 @@ def test_arrays_are_weights(weights):
         next(epoch)
         assert epoch.set_weights(weights) > 0
         assert list(epoch.state_dict()["reweighted"][0])[2] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("weights", [np.array(1.0), np.array([["a"]]), [np.array([1, 2]), 3]])
+def test_other_arrays_are_not(weights):
+    with iter(made("nothing", [1, 1])) as epoch, pytest.raises(PipelineError, match="set_weights"):
+        epoch.set_weights(weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from typing import Protocol
 
@@ -23,6 +24,9 @@ _open: weakref.WeakSet[Closing] = weakref.WeakSet()
 def close_at_exit(iterator: Closing) -> None:
     """Have an iterator closed when Python ends, if it is still held then."""
     _open.add(iterator)
+
+
+os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threads that it would wait for
 
 
 @atexit.register
