@@ -533,12 +533,12 @@ def test_what_is_no_state_is_refused(cache, state):
 
 def test_who_goes_on_with_an_order_that_nobody_can_draw_again_is_warned(cache):
     cached = CachedDataset(Squares(), cache)
-    state = {"handed_out": 16, "sampler": None}
-    with (
-        prefetching(RandomSampler(cached), cached) as sampler,
-        pytest.warns(MillraceWarning, match=r"RandomSampler draws its order from torch's global generator"),
-    ):
-        sampler.load_state_dict(state)
-    for inner in (RandomSampler(cached, generator=seeded()), SequentialSampler(cached), stateful.RandomSampler(cached)):
+    state = {"handed_out": 2, "sampler": None}
+    plain, told = RandomSampler(cached), "Sampler draws its order from torch's global generator"
+    for inner in (plain, BatchSampler(plain, 8, drop_last=False)):
+        with prefetching(inner, cached) as sampler, pytest.warns(MillraceWarning, match=told):
+            sampler.load_state_dict(state)
+    drawn = RandomSampler(cached, generator=seeded()), SequentialSampler(cached), stateful.RandomSampler(cached)
+    for inner in (*drawn, *(BatchSampler(each, 8, drop_last=False) for each in drawn)):
         with prefetching(inner, cached) as sampler:
             sampler.load_state_dict(state)

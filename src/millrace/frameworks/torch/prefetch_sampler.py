@@ -130,8 +130,7 @@ class PrefetchSampler(Sampler[Any]):
         """
         if not _is_state(state):
             raise StateError(f"this is no state of a PrefetchSampler, as its state_dict() gives it: {state!r:.200}")
-        unseeded = getattr(self.sampler, "generator", self) is None and not hasattr(self.sampler, "state_dict")
-        if unseeded and state["handed_out"]:
+        if state["handed_out"] and _is_unseeded(self.sampler):
             warnings.warn(
                 f"{type(self.sampler).__name__} draws its order from torch's global generator and has no state: going "
                 "on in mid-epoch repeats samples and leaves others out, unless torch.manual_seed has it draw the same "
@@ -279,6 +278,14 @@ def _is_state(state: Any) -> bool:
         return False
     substituting = {"first", "drawn", "begin", "pending"} & state.keys()
     return "sampler" in state and len(substituting) in (0, 4)
+
+
+def _is_unseeded(sampler: Any) -> bool:
+    """Whether a sampler, or the one that it makes batches of, draws from torch's global generator, and has no state."""
+    if hasattr(sampler, "state_dict"):
+        return False
+    inner = getattr(sampler, "sampler", None)
+    return getattr(sampler, "generator", sampler) is None if inner is None else _is_unseeded(inner)
 
 
 def _load(sampler: Any, state: dict[str, Any] | None) -> None:
