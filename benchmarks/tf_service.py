@@ -9,21 +9,26 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def service(workers: int) -> Iterator[str]:
-    """The address of a service with so many workers; it ends with the ``with`` block."""
+def service(workers: int, joined: Callable[[subprocess.Popen[str]], object] = lambda _: None) -> Iterator[str]:
+    """The address of a service with so many workers; it ends with the ``with`` block.
+
+    Args:
+        workers: how many.
+        joined: is told of each worker's process.
+    """
     with contextlib.ExitStack() as processes:
-        address = _start(processes)
+        _, address = _start(processes)
         for _ in range(workers):
-            _start(processes, address)
+            joined(_start(processes, address)[0])
         yield address
 
 
-def _start(processes: contextlib.ExitStack, *arguments: str) -> str:
-    """Starts one process, to be ended with ``processes``; returns the line that it says when it is ready."""
+def _start(processes: contextlib.ExitStack, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """Starts one process, to be ended with ``processes``; returns it with the line that it says when it is ready."""
     command = [sys.executable, "-m", "benchmarks.tf_service", *arguments]
     process = processes.enter_context(
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -32,7 +37,7 @@ def _start(processes: contextlib.ExitStack, *arguments: str) -> str:
     line = process.stdout.readline().strip()
     if not line:
         raise RuntimeError("a process of the tf.data service ended as it started")
-    return line
+    return process, line
 
 
 def _serve(dispatcher: str | None = None) -> None:

@@ -15,9 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
-import os
-import subprocess
 import sys
 import time
 import uuid
@@ -27,11 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.papers.report import answer, verdict
-from benchmarks.papers.scaled import HEARTBEAT_S, NBYTES, Reading, job_of
+from benchmarks.papers.scaled import HEARTBEAT_S, NBYTES, Reading, dispatcher, job_of
 from benchmarks.papers.throttled import pause
 from benchmarks.small_hosts import Fleet, fleet_of
 from millrace import Dataset
-from millrace.clusters.child_process import hang_up, reap, spawn
 
 QUESTION = "Which policy gives a training the workers that it needs, where hosts compute, wait, or do both?"
 CORES = 0.2
@@ -50,7 +46,6 @@ NEAR = 0.97
 """Of the best rate, at the knee."""
 REACHED = 0.95
 """Of the rate at the best number of workers, by millrace's policy, with at most one worker beyond the knee."""
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Cost(NamedTuple):
@@ -101,16 +96,10 @@ def service(workers: str, first: int, *options: str) -> Iterator[tuple[str, Flee
     command = [name, str(CORES), "dispatcher", "--port", "0", "--threads", "1", "--heartbeat", str(HEARTBEAT_S)]
     command += ["--buffer-bytes", str(BUFFER_BYTES), "--local-workers", workers, "--first-workers", str(first)]
     command += [*options, "--parent-pipe"]
-    process = spawn(
-        command, worker=False, module="benchmarks.small_hosts", stdout=subprocess.PIPE, extra={"PYTHONPATH": _ROOT}
-    )
-    assert process.stdout is not None
     try:
-        yield json.loads(process.stdout.readline())["address"], fleet
+        with dispatcher(command, "benchmarks.small_hosts") as address:
+            yield address, fleet
     finally:
-        hang_up(process)
-        reap(process)
-        process.stdout.close()
         fleet.close()
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 
 NBYTES = 4 << 10
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HEARTBEAT_S = 0.5
 MOST, LIMIT_S, SECONDS = 16, 120.0, 8.0
 """Of a service that is left alone: its workers, and seconds until it has settled and of the measurement then."""
@@ -60,11 +62,10 @@ def _work(seconds: float, element: Any) -> Any:
 
 
 @contextlib.contextmanager
-def service(workers: str, *options: str) -> Iterator[str]:
-    """A service on this machine, whose jobs begin with one worker as on a cluster; yields its address."""
-    arguments = ["--port", "0", "--threads", "1", "--heartbeat", str(HEARTBEAT_S), *options]
-    arguments += ["--local-workers", workers, "--first-workers", "1"]
-    process = spawn(["dispatcher", *arguments], worker=False, stdout=subprocess.PIPE)
+def dispatcher(command: Sequence[str], module: str = "") -> Iterator[str]:
+    """A dispatcher that a command of millrace starts, or of another module, and its workers; yields its address."""
+    extra = {"PYTHONPATH": _ROOT} if module else None
+    process = spawn(command, worker=False, module=module, stdout=subprocess.PIPE, extra=extra)
     assert process.stdout is not None
     try:
         yield json.loads(process.stdout.readline())["address"]
@@ -72,6 +73,12 @@ def service(workers: str, *options: str) -> Iterator[str]:
         hang_up(process)
         reap(process)
         process.stdout.close()
+
+
+def service(workers: str, *options: str) -> contextlib.AbstractContextManager[str]:
+    """A service on this machine, whose jobs begin with one worker as on a cluster; yields its address."""
+    arguments = ["--port", "0", "--threads", "1", "--heartbeat", str(HEARTBEAT_S), *options]
+    return dispatcher(["dispatcher", *arguments, "--local-workers", workers, "--first-workers", "1"])
 
 
 def job_of(address: str, name: str) -> dict[str, Any]:

@@ -28,11 +28,12 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from benchmarks import tf_service
 from benchmarks.papers.report import answer, verdict
+from benchmarks.papers.scaled import dispatcher
 from benchmarks.papers.training_data import Setting
 from benchmarks.small_hosts import Fleet, fleet_of
 from millrace.client.status_query import fetch_status
-from millrace.clusters.child_process import hang_up, reap, spawn
 
 QUESTION = "How soon has a training learnt enough, how long does it wait for data, and what does it cost?"
 CORES = 0.2
@@ -73,56 +74,39 @@ TRAININGS = {
 }
 
 
-@contextlib.contextmanager
-def millrace(fleet: Fleet, name: str) -> Iterator[str]:
-    """A service whose workers are hosts of the fleet; yields its address."""
+def millrace(_fleet: Fleet, name: str) -> contextlib.AbstractContextManager[str]:
+    """A service whose workers are hosts of the fleet of this name; yields its address."""
     command = [name, str(CORES), "dispatcher", "--port", "0", "--threads", "1", "--heartbeat", "2"]
     command += ["--local-workers", f"1-{MOST}", "--first-workers", "1", "--parent-pipe"]
-    process = spawn(
-        command, worker=False, module="benchmarks.small_hosts", stdout=subprocess.PIPE, extra={"PYTHONPATH": _ROOT}
-    )
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["address"]
-    finally:
-        hang_up(process)
-        reap(process)
-        process.stdout.close()
+    return dispatcher(command, "benchmarks.small_hosts")
 
 
 @contextlib.contextmanager
-def tf_service(fleet: Fleet, name: str) -> Iterator[str]:
+def tensorflow(fleet: Fleet, _name: str) -> Iterator[str]:
     """A tf.data service with all hosts of the fleet; yields its address."""
-    with contextlib.ExitStack() as processes:
+    with contextlib.ExitStack() as over:
 
-        def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-            command = [sys.executable, "-m", "benchmarks.tf_service", *arguments]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
-            assert process.stdout is not None
-            return process, process.stdout.readline().strip()
+        def join(process: subprocess.Popen[str]) -> None:
+            host(over, fleet, f"tf-{process.pid}", CORES, process)
 
-        dispatcher, address = start()
-        processes.enter_context(dispatcher)
-        for number in range(MOST):
-            process, _ = start(address)
-            host(processes, fleet, f"tf-{number}", CORES, process)
-        yield f"grpc://{address}"
+        with tf_service.service(MOST, join) as address:
+            yield f"grpc://{address}"
 
 
 def host(stack: contextlib.ExitStack, fleet: Fleet, name: str, cores: float, process: subprocess.Popen[str]) -> None:
-    """Makes a process a host until it ends, for which the stack waits."""
+    """Makes a process a host until the stack ends, which waits for it."""
     fleet.add(name, cores, process.pid)
     stack.callback(fleet.remove, name)
     stack.enter_context(process)
 
 
 @contextlib.contextmanager
-def nobody(fleet: Fleet, name: str) -> Iterator[str]:
+def nobody(_fleet: Fleet, _name: str) -> Iterator[str]:
     """No service."""
     yield ""
 
 
-SERVICES = {"millrace": millrace, "tf.data service": tf_service, "DataLoader": nobody}
+SERVICES = {"millrace": millrace, "tf.data service": tensorflow, "DataLoader": nobody}
 
 
 class Hosts:
