@@ -12,7 +12,11 @@ from millrace.control.journal.snapshot import plain
 from millrace.control.journal.state_validation import validate
 from millrace.control.journal.task_events import TaskDone, TaskForgone
 from millrace.control.reasons import why_nothing
+from millrace.dataset import Dataset
 from millrace.dispatcher.status_report import status
+from millrace.graph.notation import graph_of
+from millrace.graph.rounds import in_rounds
+from millrace.graph.serialize import pack
 from millrace.planning.checkpoint import Checkpoint, TasksRead
 from millrace.protocol import messages as msg
 
@@ -361,6 +365,19 @@ def test_the_parameters_are_the_same_for_all_ranks():
     peer = join(service, 1, cycle_length=2)
     assert peer.failure.kind == "JobConflictError"
     assert "cycle_length" in peer.failure.message
+
+
+def test_another_number_of_ranks_is_no_other_pipeline_though_its_rounds_are_in_it():
+    def made(ranks):
+        graph = in_rounds(graph_of(Dataset.range(9).batch(3)), ranks, "drop")
+        return pack(graph)[0]
+
+    service = start(joins=[])
+    join(service, 0, structure=made(2))
+    peer = join(service, 1, ranks=3, structure=made(3))
+    assert "differs in num_consumers (3 here, 2 there)" in peer.failure.message
+    peer = join(service, 1, structure=made(3))
+    assert "differs in the pipeline" in peer.failure.message
 
 
 def test_what_filled_no_round_is_counted_once_however_often_the_task_runs():
