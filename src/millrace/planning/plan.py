@@ -495,6 +495,6 @@ def _size(root: Units, tasks: int | None) -> int:
     return max(1, math.ceil(period / max(1, round(wanted * period / max(root.count, 1)))))
 
 
-def _whole_groups(root: Units) -> int:  # of which a tail gets a sixteenth, or a sixth where there is little data
+def _whole_groups(root: Units) -> int:  # so that a tail gets a sixteenth of a task, or a sixth if there is little
     groups = min(max(root.count * root.reads / root.group / _FEW_TASKS, _LEAST_GROUPS), _GROUPS_PER_TASK)
     return math.ceil(groups * root.group / root.reads) if root.collecting else 1

@@ -369,8 +369,9 @@ def test_the_parameters_are_the_same_for_all_ranks():
 
 def test_another_number_of_ranks_is_no_other_pipeline_though_its_rounds_are_in_it():
     def made(ranks):
-        graph = in_rounds(graph_of(Dataset.range(9).batch(3)), ranks, "drop")
-        return pack(graph)[0]
+        graph = graph_of(Dataset.range(9).batch(3))
+        assert graph is not None
+        return pack(in_rounds(graph, ranks, "drop"))[0]
 
     service = start(joins=[])
     join(service, 0, structure=made(2))
