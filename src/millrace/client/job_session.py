@@ -63,6 +63,10 @@ LEAVE_S = 5.0
 
 _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 
+_REJOIN_S = 10.0
+"""Seconds for a dispatcher that is back to answer: longer than a busy disk holds up its journal, and less than three
+heartbeats of 5 s, after which a consumer counts as lost."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -307,7 +311,7 @@ class JobSession:
     def _rejoin(self, pauses: Iterator[float]) -> ClientSession | None:
         """Join again, however long it takes; None when this is over."""
         try:
-            again = self._once_back(None, pauses, lambda: self._join(self.core.heartbeat_s))
+            again = self._once_back(None, pauses, lambda: self._join(_REJOIN_S))
         except MillraceError as error:
             self.shared.handle(Broke(error))
             return None

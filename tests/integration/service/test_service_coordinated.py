@@ -124,7 +124,7 @@ def test_workers_that_come_and_leave_change_no_step(service_with):
 
 
 def test_a_dispatcher_that_is_started_anew_changes_no_step(service_with, tmp_path):
-    with service_with(work_dir=tmp_path) as service, ExitStack() as stack:
+    with service_with(work_dir=tmp_path, heartbeat_s=5.0) as service, ExitStack() as stack:  # nobody is to be lost
         service.add(2)
         whole = Ranks(stack, service, job_name="whole").steps()
         ranks = Ranks(stack, service)
