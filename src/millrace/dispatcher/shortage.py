@@ -37,14 +37,14 @@ def unusable(what: str, error: OSError | sqlite3.Error) -> ServiceError:
 async def retry_while_short(
     attempt: Callable[[], Awaitable[T]], kind: type[ServiceError], said: Callable[[str], None]
 ) -> T:
-    """Call ``attempt`` until it does not fail for a shortage, every few seconds up to half a minute; return its result.
+    """Call ``attempt`` until it does not fail for a shortage, every few seconds; return its result.
 
     Args:
         attempt: has changed nothing if it fails.
         kind: error that it raises for a shortage.
         said: gets the reason each time, and at last an empty one if there was any.
     """
-    pauses = delays(2.0, 30.0)
+    pauses = delays(1.0, 5.0)
     waited = False
     while True:
         try:
