@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import SimulatedCluster
     from millrace.simulation.simulated_worker import SimulatedWorker
 
-SHARE = 0.2
+SHARE = 0.3
 """Share of the schedules that have cache servers."""
 STORED = 0.85
 """Share of the jobs in schedules with cache servers that read stored files."""

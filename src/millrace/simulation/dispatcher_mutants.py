@@ -13,7 +13,7 @@ from millrace.control.journal.consumer_events import Progressed
 from millrace.control.journal.epoch_events import EpochClosed, EpochReweighted
 from millrace.control.journal.task_events import TaskReleased
 from millrace.control.journal.transaction import Transaction
-from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
+from millrace.control.membership import handover, jobs, late_joins, stalls, task_failures, testimony, workers
 from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
@@ -63,7 +63,7 @@ _is("no-quota", "A tenant gets what there is.", allocation, "_full", _always(Fal
 _is(
     "job-removed-before-all-seen",
     "A job is over when the last of those that have come leaves, whoever was still to come.",
-    jobs,
+    late_joins,
     "waits_for_others",
     _always(False),
 )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft
+from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft, Progressed
 from millrace.control.journal.event import Event
 from millrace.protocol import messages as msg
 from millrace.simulation.pipelines import Output, bare, values_of
@@ -35,6 +35,7 @@ class MemberInvariants:
         self._reused: dict[tuple[str, int, int], int] = {}
         self._came: dict[tuple[str, int], tuple[float, float]] = {}  # says the journal, and when that was here
         self._last: dict[tuple[str, int], int] = {}
+        self._read: dict[str, float] = {}
 
     def began(self, member: SimulatedConsumer, epoch: int, reused: int) -> None:
         """Note that a member reads an epoch, which is as the first one below a cache point."""
@@ -89,12 +90,16 @@ class MemberInvariants:
             raise Violation(wrong or f"elements {sorted(lost)} of epoch {epoch} of {member.name} fill a round")
 
     def stood_still(self, member: SimulatedConsumer, waiting: Sequence[SimulatedConsumer]) -> None:
-        """Check that nobody waits for a member that stood still: it would have been detached."""
+        """Check that nobody waits for a member that stood still: it would have been detached.
+
+        As long as any member reads on, who has nothing to read waits for workers, of which the group may have few.
+        """
         now = self._cluster.network.now
         still = {each.spec.name for each in self._cluster.consumers if each.stands_still}
         for other in waiting:
             alike = member.joined is not None and other.joined is not None and other.joined.job == member.joined.job
-            since = max(other.waits_since, self._cluster.stirred_at)
+            joined = "" if other.joined is None else other.joined.job
+            since = max(other.waits_since, self._cluster.stirred_at, self._read.get(joined, 0.0))
             alike = alike and other.spec.name not in {member.spec.name, *still}  # of its own ranks one stands still
             if alike and now - since > LONG_S:
                 raise Violation(f"{other.name} has waited for {now - since:.0f} s, and {member.name} stood still")
@@ -102,7 +107,9 @@ class MemberInvariants:
     def decided(self, event: Event) -> None:
         """Check that nobody is detached before others can have waited for long enough."""
         now = self._cluster.network.now
-        if isinstance(event, ConsumerJoined):
+        if isinstance(event, Progressed):
+            self._read[event.job] = now
+        elif isinstance(event, ConsumerJoined):
             key = event.job, event.consumer
             if event.member and event.epoch >= 0 and key not in self._came:
                 self._cluster.fired["member came later"] += 1

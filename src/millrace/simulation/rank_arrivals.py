@@ -52,7 +52,7 @@ class RankArrivals:
             return {}  # the others would wait for it
         if count < 2 or self._rng.random() >= LATE:
             return {}
-        kind = self._rng.choice(("late", "after", "after", "never"))
+        kind = self._rng.choice(("late", "after", "never"))
         if spec.coordinated:
             kind = "late"  # the others wait for it, and say so
         return dict.fromkeys(self._rng.sample(range(count), self._rng.randrange(1, count)), kind)

@@ -75,7 +75,7 @@ def test_who_left_or_is_past_the_epoch_holds_nobody_up():
     assert report(service, one, 6) == ready(6, clients=("c0",))
 
 
-def test_who_comes_when_the_others_had_its_part_ends_nothing_for_them():
+def test_who_comes_again_begins_behind_the_epoch_whose_steps_the_others_took_without_it():
     service, (one, two) = started()
     service.say(inp.ConsumerSaid(two.client, msg.LeaveJob()))
     service.begin(one)
@@ -83,11 +83,14 @@ def test_who_comes_when_the_others_had_its_part_ends_nothing_for_them():
     assert service.state.jobs["a"].epochs[1].settled
     assert report(service, one, 3, epoch=1) == {"c0": msg.StepsReady(1, 3)}
     late = service.join("late", consumer=1, num_consumers=2, equal_steps=True, begin=False)
-    service.begin(late, 1)
-    assert late.done
-    report(service, late, 0, all_here=True, epoch=1)
+    assert "had left, and the others read on without it: this process begins with epoch 3" in late.notices[-1]
+    service.begin(late)
+    assert late.epoch.epoch == 3, "the one that is prepared was dealt without it"
     assert report(service, one, 5, epoch=1)["c0"] == msg.StepsReady(1, 5)
     assert report(service, one, 6, all_here=True, epoch=1)["c0"] == msg.StepsReady(1, 6, last=True)
+    report(service, late, 4, epoch=3)
+    service.begin(one, 3)
+    assert report(service, one, 3, epoch=3) == {client: msg.StepsReady(3, 3) for client in ("c0", "late")}
 
 
 def test_what_is_the_last_step_stays_so_when_others_leave():

@@ -36,7 +36,6 @@ from millrace.control.membership.handover import (
     record_unused,
     tell_doubt,
 )
-from millrace.control.membership.late_joins import another_run, goes_behind, late_for, over_since, waits_for_others
 from millrace.control.membership.resume import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.scaling import job_scaling
 from millrace.control.state.state import Consumer, Job
@@ -93,8 +92,8 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     anew = number in job.left
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
-    if anew and job.spec.coordinated:
-        past, said = epoch, said or goes_behind(job, number, epoch)
+    if anew and late_joins.goes_behind(job, message):
+        past, said = epoch, said or late_joins.behind(job, number, epoch)
     tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
@@ -132,8 +131,8 @@ def _job_there(tx: Transaction, spec: JobSpec, message: msg.JoinJob, caller: Cal
     if job is None:
         check_new(tx.state.settings, spec, message)
         job_quotas.check_begin(tx, caller, spec)
-        return None, late_for(tx.state, spec, message, tx.now)
-    anew = another_run(job, spec, message)
+        return None, late_joins.late_for(tx.state, spec, message, tx.now)
+    anew = late_joins.another_run(job, spec, message)
     if anew:
         job_quotas.check_begin(tx, caller, spec, job)
         remove_job(tx, job, "it was started again")
@@ -165,7 +164,7 @@ def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tu
     if known is None:
         if number in missing(job):
             return (job.first or 0) - 1, None  # a share is its, and was kept, since the first epoch
-        if job.spec.coordinated:
+        if late_joins.goes_behind(job, message):
             return max(job.epochs, default=job.newest), None
         return late_joins.epoch_of_late(job) - 1, None
     if known.client == message.client or message.states or message.lingers:
@@ -402,7 +401,7 @@ def _gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0
     if last and job.windowed and job.failure is None and job.reached >= 0:
         _keep_window(tx, job, consumer, reason)
         return
-    if last and not waits_for_others(job):
+    if last and not late_joins.waits_for_others(job):
         tx.emit(ConsumerLeft(job.name, consumer, reason))
         remove_job(tx, job, f"its last consumer {reason}")
         return
@@ -481,7 +480,7 @@ def collect(tx: Transaction) -> None:
         for job in tx.state.jobs.values():
             tell_absence(tx, job)
     for job in list(tx.state.jobs.values()):
-        over = over_since(tx.state, job, tx.now)
+        over = late_joins.over_since(tx.state, job, tx.now)
         if over:
             remove_job(tx, job, over)
         grace = settings.job_gc_timeout_s

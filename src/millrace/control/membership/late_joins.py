@@ -12,6 +12,7 @@ from millrace.control.membership.admission import Refused, same_job
 from millrace.control.state.ended_jobs import EndedJob
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.slots import missing
+from millrace.control.tasks.task_queue import held_back
 from millrace.control.tasks.unread import NAMED
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure, JoinJob
@@ -122,10 +123,15 @@ def _was_closed(job: Job, epoch: int) -> bool:
     return epoch not in job.epochs and any(other > epoch for other in job.epochs)
 
 
-def goes_behind(job: Job, consumer: int, epoch: int) -> str:
+def goes_behind(job: Job, message: JoinJob) -> bool:
+    """Whether others take steps that were counted without who comes now, so that it has no part in their epochs."""
+    return bool(job.spec.coordinated) or (held_back(job) and not message.states)
+
+
+def behind(job: Job, consumer: int, epoch: int) -> str:
     """Say where a rank begins that takes the place of one that had left the others."""
     return (
         f"consumer {consumer} of job {job.name!r} had left, and the others read on without it: this process begins "
-        f"with epoch {epoch + 1}, as rounds are read by all ranks together. To begin anew end the others, or say "
+        f"with epoch {epoch + 1}, as all ranks take each step together. To begin anew end the others, or say "
         "another job_name"
     )
