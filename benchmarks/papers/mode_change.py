@@ -73,7 +73,7 @@ def after(job: Workload, first: int, elements: int, rng: random.Random) -> FullC
     while left > 0:
         workers, batch_s = scale.workers, job.batch_s(scale.workers)
         waits = 1 - job.own_s / batch_s
-        count = min(left, pause_elements(waits) + look_elements(waits))
+        count = min(left, pause_elements(waits, batch_s) + look_elements(waits, batch_s))
         left -= count
         seconds += count * batch_s
         worker_seconds += count * batch_s * workers

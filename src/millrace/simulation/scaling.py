@@ -114,8 +114,9 @@ def play(seed: int, policy: Kind = "millrace") -> ScalingOutcome:
     spent = oracle = 0.0
     for number, each in enumerate(jobs, 1):
         goal, workers = goals[id(each)], run.workers
-        waits = 1 - each.own_s / each.batch_s(workers) if policy in QUICK else 0.0
-        count = pause_elements(waits) + look_elements(waits)
+        batch_s = each.batch_s(workers)
+        waits = 1 - each.own_s / batch_s if policy in QUICK else 0.0
+        count = pause_elements(waits, batch_s) + look_elements(waits, batch_s)
         if policy == "cheapest":
             spent += count * _cost(each, workers, training)
             oracle += count * goal.cost

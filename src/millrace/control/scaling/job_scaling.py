@@ -70,13 +70,14 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
     if regime is None or regime.experiment != "scaling" or not regime.workers or not seen:
         return
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, sight)
+    seconds = tx.now - sight.marked
     if sight.settling:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
-        if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0):
+        if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0, seconds):
             sight.settling = False
             _mark(tx, job, sight)
         return
-    if used is None or not scaling_policies.look_over(kind, fewest, waits, tx.now - sight.marked):
+    if used is None or not scaling_policies.look_over(kind, fewest, waits, seconds):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
     if not scaling_policies.look_counts(kind, elements, came, waits):

@@ -46,6 +46,10 @@ CLEAR = 0.5
 """Share of waiting above which a consumer clearly needs many more workers."""
 QUICK = 0.2
 """Share of both numbers of elements that is enough then."""
+QUICK_S = 5.0
+"""Seconds after which fewer are enough then: batches of a second each would take a minute to tell what is clear."""
+QUICK_LEAST = 4
+"""Elements that there are to be even then."""
 MARGIN = 0.03
 """Relative difference below which there is none, however small the noise (Cachew 4.3)."""
 WITHIN = 0.03
@@ -137,14 +141,21 @@ class Scale(msgspec.Struct, frozen=True):
     limited: bool = False
 
 
-def look_elements(waits: float) -> int:
-    """Choose the number of elements of a look, by the share of the time that the consumer waits."""
-    return round(LOOK_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
+def look_elements(waits: float, batch_s: float) -> int:
+    """Choose the number of elements of a look, by the share of the time that the consumer waits, and an element's."""
+    return _elements(LOOK_ELEMENTS, waits, batch_s)
 
 
-def pause_elements(waits: float) -> int:
+def pause_elements(waits: float, batch_s: float) -> int:
     """Choose the number of elements that say nothing after workers have come or gone, likewise."""
-    return round(PAUSE_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
+    return _elements(PAUSE_ELEMENTS, waits, batch_s)
+
+
+def _elements(usual: int, waits: float, batch_s: float) -> int:
+    if waits <= CLEAR:
+        return usual
+    few = round(usual * QUICK)
+    return max(QUICK_LEAST, min(few, math.ceil(QUICK_S / batch_s))) if batch_s > 0 else few
 
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:

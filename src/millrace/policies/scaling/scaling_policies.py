@@ -82,14 +82,14 @@ def step(scale: Scale | Other, sight: Observation, limits: Limits) -> Found:
     return autoscale.step(scale, sight.look, limits)
 
 
-def pause_over(kind: Kind, elements: int, waits: float) -> bool:
-    """Whether looks say something again, after all consumers have read ``elements`` since workers have come or gone."""
+def pause_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
+    """Whether looks say something again, so many elements of each consumer and seconds after workers came or went."""
     match kind:
         case "cachew":
             return elements >= autoscale.PAUSE_ELEMENTS
         case "hpa":
             return True
-    return elements >= autoscale.pause_elements(waits)
+    return elements >= autoscale.pause_elements(waits, seconds / max(1, elements))
 
 
 def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
@@ -99,7 +99,7 @@ def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
             return elements >= autoscale.LOOK_ELEMENTS
         case "hpa":
             return seconds >= hpa.PERIOD_S
-    return elements >= autoscale.look_elements(waits)
+    return elements >= autoscale.look_elements(waits, seconds / max(1, elements))
 
 
 def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:

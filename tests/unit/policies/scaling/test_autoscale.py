@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.policies.scaling import scaling_policies
 from millrace.policies.scaling.autoscale import (
     JUMP,
     LOOKS,
@@ -228,8 +229,20 @@ def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
 
 
 def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
-    assert look_elements(0.9) < look_elements(0.3) / 4
-    assert pause_elements(0.9) < pause_elements(0.3) / 4
+    assert look_elements(0.9, 0.01) < look_elements(0.3, 0.01) / 4
+    assert pause_elements(0.9, 0.01) < pause_elements(0.3, 0.01) / 4
+
+
+@pytest.mark.parametrize(
+    ("elements", "waits", "seconds", "enough"),
+    [(4, 0.9, 5, True), (3, 0.9, 99, False), (4, 0.9, 4, False), (20, 0.9, 0.1, False), (20, 0.5, 99, False)],
+)
+def test_a_few_slow_elements_are_enough_where_the_consumer_waits_for_most_of_the_time(elements, waits, seconds, enough):
+    assert scaling_policies.look_over("millrace", elements, waits, seconds) is (
+        enough or (elements == 20 and waits > 0.5)
+    )
+    assert scaling_policies.pause_over("cheapest", elements, waits, seconds) is enough
+    assert not scaling_policies.look_over("cachew", elements, waits, seconds)
 
 
 def test_reasons_say_what_was_measured():
