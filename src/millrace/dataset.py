@@ -277,9 +277,14 @@ class Dataset(OrderOperators, Viewable):
                 element of this dataset, both from 0 on.
 
         Raises:
-            PipelineError: these are no weights; or, where it is read, epochs would not all have equally many elements.
+            PipelineError: these are no weights, or both ends are asked for; or, where it is read, epochs would not all
+                have equally many elements.
         """
         label, mixed = "sample_from_datasets", mixture_arguments.ends(stop_on_empty_dataset, cycle)
+        if stop_on_empty_dataset and cycle:
+            raise PipelineError(
+                f"{label}: with cycle=True no dataset is empty: leave stop_on_empty_dataset out, or cycle"
+            )
         inputs = validation.members(label, (datasets,))["inputs"]
         mixed |= mixture_arguments.weights(label, weights, weights_by, len(inputs))
         inputs, number = mixture_arguments.repeated(inputs, cycle), validation.seed(label, seed)

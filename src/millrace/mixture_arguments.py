@@ -30,7 +30,7 @@ def repeated(inputs: tuple[g.Node, ...], cycle: bool) -> tuple[g.Node, ...]:
 
 
 def ends(stop_on_empty_dataset: Any, cycle: Any) -> dict[str, Any]:
-    """Parameters that say when a mixture ends; of the two ``cycle`` counts."""
+    """Parameters that say when a mixture ends; of the two ``cycle`` counts, as the other one may be a default."""
     return {"stop_on_empty_dataset": bool(stop_on_empty_dataset) and not cycle, "cycle": bool(cycle)}
 
 

@@ -306,6 +306,10 @@ REFUSED: dict[str, tuple[Callable[[Handler], object], str]] = {
     ),
     "expired, refused": (lambda handler: handler.answer(403, EXPIRED), r"the credentials have expired"),
     "denied": (lambda handler: handler.answer(403), r"access denied \(asked .*\)\. Credentials come from"),
+    "no bucket": (
+        lambda handler: handler.answer(404, b"<Error><Code>NoSuchBucket</Code><Message>No</Message></Error>"),
+        r"there is no bucket 'bucket' \(asked AWS_ENDPOINT_URL=.*\): check its name",
+    ),
     "redirected": (
         lambda handler: handler.answer(301, x_amz_bucket_region="eu-west-1"),
         r"the bucket is in another region \(asked .*region us-east-1\); set AWS_REGION to the bucket's region",

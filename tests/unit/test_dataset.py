@@ -95,6 +95,10 @@ def identity(element: Any) -> Any:
         ),
         (lambda: UNTYPED.sample_from_datasets([TEN, TEN], ["a", 1]), "2 datasets, weights ['a', 1]"),
         (lambda: UNTYPED.sample_from_datasets(TEN, TEN), "takes its datasets in one list"),
+        (
+            lambda: UNTYPED.sample_from_datasets([TEN], stop_on_empty_dataset=True, cycle=True),
+            "with cycle=True no dataset is empty: leave stop_on_empty_dataset out, or cycle",
+        ),
         (lambda: UNTYPED.sample_from_datasets([TEN], seed=1.5), "seed must be a whole number, not 1.5"),
         (lambda: UNTYPED_TEN.map(3), "map"),
         (

@@ -147,7 +147,7 @@ def add_process(command: argparse.ArgumentParser) -> None:
     command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
 
 
-def add_json(command: argparse.ArgumentParser) -> None:
+def add_json(command: argparse.ArgumentParser | argparse._MutuallyExclusiveGroup) -> None:
     """Add the option by which a command answers in JSON."""
     command.add_argument("--json", action="store_true", help="for programs")
 

@@ -12,8 +12,9 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``millrace status``."""
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
     add_service(command)
-    add_json(command)
-    command.add_argument("--metrics", action="store_true", help="as Prometheus reads it")
+    form = command.add_mutually_exclusive_group()
+    add_json(form)
+    form.add_argument("--metrics", action="store_true", help="as Prometheus reads it")
     command.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     command.add_argument(
         "--check",

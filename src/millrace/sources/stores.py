@@ -28,6 +28,7 @@ _PASSING = (408, 429)
 _SLOW_DOWN = (429, 503)
 _EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired", "token has expired")
 _OTHER_REGION = ("incorrectly configured region", "AuthorizationHeaderMalformed", "PermanentRedirect")
+_NO_BUCKET = ("NoSuchBucket", "specified bucket does not exist", "ContainerNotFound")
 _EXPECTED_REGION = re.compile(r"expecting \\*['\"]([\w-]+)")
 _USER = re.compile("//[^/@]*@")  # and password, which is nobody's business
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -181,6 +182,8 @@ def store_errors(location: str, scheme: str, name: str) -> Iterator[None]:
     except MillraceError:
         raise
     except FileNotFoundError as error:
+        if any(sign in str(error) for sign in _NO_BUCKET):
+            raise _no_bucket(location, scheme, name) from error
         raise SourceNotFoundError(f"{location} does not exist{_asked(scheme)}") from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         if any(sign in str(error) for sign in _EXPIRED):
@@ -214,7 +217,13 @@ def _failed(location: str, scheme: str, name: str, text: str, summary: str) -> S
         expected = _EXPECTED_REGION.search(text)
         region = f"AWS_REGION={expected[1]}" if expected else "AWS_REGION to the bucket's region"
         return SourceError(f"{location}: the bucket is in another region{asked}; set {region}")
+    if any(sign in text for sign in _NO_BUCKET):
+        return _no_bucket(location, scheme, name)
     return SourceError(f"{location}: {summary}{asked}")
+
+
+def _no_bucket(location: str, scheme: str, name: str) -> SourceError:
+    return SourceError(f"{location}: there is no bucket {name!r}{_asked(scheme)}: check its name")
 
 
 def _denied(location: str, scheme: str) -> SourceError:

@@ -509,6 +509,13 @@ class TestCachedDataset:
         with pytest.raises(PipelineError, match="is no SampleCache"):
             CachedDataset(Squares(), "2 GB")  # type: ignore[arg-type]  # on purpose
 
+    def test_a_sampler_and_a_cache_that_have_changed_places_are_named(self, cache):
+        cached = CachedDataset(Squares(), cache)
+        with pytest.raises(
+            PipelineError, match=r"takes a sampler and then .*, not CachedDataset and SequentialSampler"
+        ):
+            PrefetchSampler(cached, SequentialSampler(cached))  # type: ignore[arg-type]  # on purpose
+
 
 @pytest.mark.parametrize(
     "state",

@@ -68,6 +68,11 @@ class PrefetchSampler(Sampler[Any]):
         threads: int | None = None,
         positions: Callable[[int], int] | None = None,
     ) -> None:
+        if isinstance(sampler, SampleCache | CachedDataset) or not isinstance(cache, SampleCache | CachedDataset):
+            raise PipelineError(
+                "PrefetchSampler(sampler, cache) takes a sampler and then the CachedDataset that its indices are of, or"
+                f" its SampleCache, not {type(sampler).__name__} and {type(cache).__name__}"
+            )
         for name, value, least in (
             ("fetch_size", fetch_size, 1),
             ("prefetch_threshold", prefetch_threshold, 0),

@@ -1,0 +1,11 @@
+"""Options of ``millrace status`` that exclude one another."""
+
+import pytest
+
+from millrace.cli import main
+
+
+def test_it_answers_in_one_form(capsys):
+    with pytest.raises(SystemExit):
+        main(["status", "--metrics", "--json"])
+    assert "not allowed with argument" in capsys.readouterr().err
