@@ -200,7 +200,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs as the command line says; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.one_link", description=QUESTION)
-    parser.add_argument("--objects", type=int, default=4000)
+    parser.add_argument("--objects", type=int, default=6000)
     parser.add_argument("--object-bytes", type=int, default=OBJECT_BYTES, help="of the first one; others have more")
     parser.add_argument("--jobs", type=int, default=7)
     return verdict(answer(parser, measure, arguments)["aims"])
