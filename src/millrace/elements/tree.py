@@ -161,6 +161,7 @@ def _map_several(fn: Callable[..., Any], elements: tuple[Any, ...], path: Path) 
 
 
 def _describe(element: Any) -> str:
+    """Describe the uppermost level of an element's tree."""
     container = _container(type(element))
     if container is None:
         return f"a leaf of type {type(element).__name__}"

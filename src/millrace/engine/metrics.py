@@ -55,7 +55,7 @@ class Measure:
 def measured(
     chunks: Iterator[Chunk], measure: Measure, limit: int, too_large: Callable[[Chunk, int, int], Exception]
 ) -> Iterator[Chunk]:
-    """Count and time chunks.
+    """Count and time the chunks that the engine's last operator gives, for the metrics of a run.
 
     One element of more than ``limit`` bytes is the failure ``too_large(chunk, index, bytes)`` after those before it.
     """
