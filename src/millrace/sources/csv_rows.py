@@ -57,12 +57,25 @@ class _Rows:
         import pyarrow as pa
 
         names = self._names(split)
-        wanted = names if self._node.columns is None else list(self._node.columns)
+        wanted = self._all_columns(split, names) if self._node.columns is None else list(self._node.columns)
         _check_has("columns", wanted, names, split)
         for block in self._blocks.read(split):
-            types = {name: self._types.get(name, pa.string()) for name in names}  # of files that have more columns
+            types = {
+                name: self._types.get(name, pa.string()) for name in names
+            }  # of other columns, which are not wanted
             for batch in self._parse(split, block, names, wanted, types):
                 yield to_rows(batch, wanted)
+
+    def _all_columns(self, split: Split, names: list[str]) -> list[str]:
+        """Return the columns of all files, in the order of the first one."""
+        first = next(iter(self._blocks.splits))
+        columns = self._names(first)
+        if {*columns} != {*names}:
+            raise SourceCorruptError(
+                f"{split.location} has the columns {', '.join(map(repr, names))}, and {first.location} has "
+                f"{', '.join(map(repr, columns))}. Say columns=[...] that all files have, or read them as two datasets"
+            )
+        return columns
 
     def _names(self, split: Split) -> list[str]:
         """Names of the columns of a split's file."""

@@ -170,10 +170,14 @@ def test_a_file_with_its_first_line_alone_has_no_rows(tmp_path):
         assert flat(read(FromCSV(patterns=(str(tmp_path / "a.csv"),), names=names))) == []
 
 
-def test_types_are_those_of_the_first_rows_there_are_and_of_other_columns_text(tmp_path):
+def test_types_are_those_of_the_first_rows_there_are_and_all_files_have_the_same_columns(tmp_path):
     for number, text in enumerate(["a\n", "a\n3\n", "b,a\n4,5\n"]):
         (tmp_path / f"{number}.csv").write_text(text)
-    assert list(Dataset.from_csv(f"{tmp_path}/*.csv")) == [{"a": 3}, {"b": "4", "a": 5}]
+    assert list(Dataset.from_csv(f"{tmp_path}/*.csv", columns=["a"])) == [{"a": 3}, {"a": 5}]
+    with pytest.raises(
+        SourceCorruptError, match=r"2\.csv has the columns 'b', 'a', and .*0\.csv has 'a'\. Say columns="
+    ):
+        list(Dataset.from_csv(f"{tmp_path}/*.csv"))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
