@@ -35,6 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import machine
+from benchmarks.papers.report import verdict
+from benchmarks.targets import judge
 from millrace.clusters.child_process import worker_environment
 
 Options = dict[str, Any]
@@ -205,7 +207,9 @@ def main(module: str, arguments: Sequence[str] | None = None) -> int:
     console.print(_table(benchmark, results))
     for name, words in failed.items():
         console.print(f"failed: {name}: {words}", markup=False, highlight=False)
-    return 1 if failed else 0
+    usual = {name: size.usual for name, size in benchmark.sizes.items()}
+    missed = verdict(judge({**asked, "rounds": samples})) if sizes == usual and not options.quick else 0
+    return 1 if failed or missed else 0
 
 
 def _write(path: str, report: Mapping[str, Any]) -> None:

@@ -129,9 +129,8 @@ def targets_table(reports: Mapping[str, Report]) -> str:
     for target in TARGETS:
         report = reports.get(target.benchmark)
         value = None if report is None else target.value(report)
-        aim = f"≥ {target.least:g}" if target.least is not None else f"≤ {target.most:g}"
         verdict = "" if value is None else "met" if target.met(value) else "**missed**"
-        rows.append((target.question, aim, "not measured" if value is None else f"{value:.3g}", verdict))
+        rows.append((target.question, target.aim, "not measured" if value is None else f"{value:.3g}", verdict))
     return _table(rows)
 
 

@@ -43,6 +43,21 @@ class Target:
         """Whether ``value`` is what was aimed at."""
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
+    @property
+    def aim(self) -> str:
+        """What is aimed at, in figures."""
+        return f"≥ {self.least:g}" if self.least is not None else f"≤ {self.most:g}"
+
+
+def judge(report: Report) -> list[dict[str, Any]]:
+    """Judge what was aimed at in a benchmark and could be measured, for :func:`~benchmarks.papers.report.verdict`."""
+    mine = [(each, each.value(report)) for each in TARGETS if each.benchmark == report["benchmark"]]
+    return [
+        {"aim": each.question, "value": value, "asked": each.aim, "met": each.met(value)}
+        for each, value in mine
+        if value is not None
+    ]
+
 
 _IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
 _JOURNAL, _RESTART = "service with a journal", "recovery of 200 jobs"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import plot
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import TARGETS, Target, judge
 
 REPORT = {
     "benchmark": "decode",
@@ -49,6 +49,13 @@ def test_a_target_is_the_median_of_ratios_within_rounds():
 
 def test_a_target_without_its_contestant_has_no_value():
     assert Target("?", "decode", "images", "nobody", "bare loop", least=0.95).value(REPORT) is None
+
+
+def test_a_benchmark_judges_the_targets_that_it_has_measured():
+    report = {**REPORT, "rounds": [{"bare loop": {"images": 100.0}, "millrace, in process": {"images": 50.0}}]}
+    (only,) = [each for each in judge(report) if each["aim"] == "decoding in process, of the bare loop"]
+    assert only == {"aim": only["aim"], "value": 0.5, "asked": "≥ 0.95", "met": False}
+    assert judge({**report, "benchmark": "overhead"}) == []
 
 
 def test_what_is_missed_is_said():
