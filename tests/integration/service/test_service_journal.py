@@ -204,6 +204,7 @@ def small_files(path):
     yield fill
 
 
+@pytest.mark.alone  # beside other tests the disk stayed full for twenty seconds, twice; nobody knows why yet
 @pytest.mark.filterwarnings("ignore:.*The service stands still:millrace.MillraceWarning")
 @pytest.mark.parametrize("disk", [small_disk, small_files])
 def test_a_full_disk_stops_new_work_until_there_is_room(tmp_path, gate, keeper, disk):
@@ -221,6 +222,7 @@ def test_a_full_disk_stops_new_work_until_there_is_room(tmp_path, gate, keeper, 
                 next(iter(gated(gate, {200}).distribute(service.address)))
             assert [job["name"] for job in service.status()["jobs"]] == ["ours"]
             make_room()
+            service.until(lambda status: "stands still" not in status["journal"]["why"])
             check(reading.result())
         assert "outlives" in service.status()["journal"]["why"]
 

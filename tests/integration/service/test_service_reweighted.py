@@ -51,7 +51,7 @@ def test_a_worker_dies_behind_the_change_and_another_service_goes_on(service_wit
         rest = list(epoch)
         following = list(batches)
     expected = written({0: [1, 1], begin: [9, 1]})
-    assert 400 <= begin < COUNT
+    assert 400 <= begin <= COUNT
     assert state["reweighted"][0][1:] == [begin, [9.0, 1.0]]
     assert as_set([*seen, *rest]) == as_set(expected)
     with service_with(1) as other:
