@@ -93,6 +93,30 @@ def test_who_comes_again_begins_behind_the_epoch_whose_steps_the_others_took_wit
     assert report(service, one, 3, epoch=3) == {client: msg.StepsReady(3, 3) for client in ("c0", "late")}
 
 
+def test_who_comes_again_and_dies_before_its_first_epoch_holds_nobody_up_and_the_next_one_begins_there():
+    service, (one, two) = started()
+    service.say(inp.ConsumerSaid(two.client, msg.LeaveJob()))
+    service.begin(one)
+    service.work(read=False)
+    first = service.join("again", consumer=1, num_consumers=2, equal_steps=True, begin=False)
+    assert report(service, one, 3, epoch=1) == {"c0": msg.StepsReady(1, 3)}, "it has no part in that epoch"
+    service.say(inp.ClientSessionLost(first.client))
+    second = service.join("once more", consumer=1, num_consumers=2, equal_steps=True, begin=False)
+    service.begin(second)
+    assert second.epoch.epoch == 3
+    assert report(service, one, 5, epoch=1) == {"c0": msg.StepsReady(1, 5)}
+
+
+def test_who_comes_again_before_the_data_are_listed_has_its_part_of_the_first_epoch():
+    service = Service(FakePlan(6))
+    service.join("c0", num_consumers=2, equal_steps=True)
+    gone = service.join("c1", num_consumers=2, equal_steps=True, begin=False)
+    service.say(inp.ConsumerSaid(gone.client, msg.LeaveJob()))
+    again = service.join("again", consumer=1, num_consumers=2, equal_steps=True, begin=False)
+    assert again.joined.epoch == -1
+    assert not again.notices
+
+
 def test_what_is_the_last_step_stays_so_when_others_leave():
     service, (one, two) = started()
     report(service, one, 5)

@@ -93,7 +93,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
     if anew and late_joins.goes_behind(job, message):
-        past, said = epoch, said or late_joins.behind(job, number, epoch)
+        past, said = epoch, said or (late_joins.behind(job, number, epoch) if epoch >= 0 else "")
     tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past, message.lingers))
     if lost is not None:
         said = _replaced(tx, job, number, lost) or said
@@ -169,6 +169,8 @@ def _goes_on(tx: Transaction, job: Job, number: int, message: msg.JoinJob) -> tu
         return late_joins.epoch_of_late(job) - 1, None
     if known.client == message.client or message.states or message.lingers:
         return known.epoch, None
+    if known.past >= known.epoch >= 0 and not job.spec.coordinated:
+        return known.epoch, None  # it had gone behind that one, and not begun another
     if nothing_used(tx, job, number, known) and not _gone_behind(tx, job, known.epoch):
         give_again(tx, job, number, known.epoch)
         return known.epoch - 1, None  # nobody has read anything of it, so that it is the new one's

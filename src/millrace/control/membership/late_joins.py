@@ -125,7 +125,7 @@ def _was_closed(job: Job, epoch: int) -> bool:
 
 def goes_behind(job: Job, message: JoinJob) -> bool:
     """Whether others take steps that were counted without who comes now, so that it has no part in their epochs."""
-    return bool(job.spec.coordinated) or (held_back(job) and not message.states)
+    return bool(job.spec.coordinated) or (held_back(job) and job.tables is not None and not message.states)
 
 
 def behind(job: Job, consumer: int, epoch: int) -> str:

@@ -268,7 +268,7 @@ def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = No
         place = job.consumers.get(index)
         report = tx.observed.report(place.client) if place is not None else None
         without = (settled_without(job, job.epochs[number], slot) for slot in job.slots_of([index]))
-        if place is None or (place.epoch <= number and not any(without)):
+        if place is None or (place.epoch <= number > place.past and not any(without)):
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))
