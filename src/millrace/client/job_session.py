@@ -64,8 +64,8 @@ LEAVE_S = 5.0
 _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 
 _REJOIN_S = 10.0
-"""Seconds for a dispatcher that is back to answer: longer than a busy disk holds up its journal, and less than three
-heartbeats of 5 s, after which a consumer counts as lost."""
+"""Seconds for a dispatcher that is back to answer, which waits for its disk first; less than the three heartbeats of
+5 s after which a consumer counts as lost."""
 
 _logger = logging.getLogger(__name__)
 

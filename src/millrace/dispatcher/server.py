@@ -328,7 +328,7 @@ class Dispatcher:
     def _journal_stalled(self, why: str) -> None:
         if not why:
             _logger.warning("the journal is written again")
-        elif not self._unwritable:
+        elif why != self._unwritable:
             _logger.error("%s; trying again until there is room", why)
             self._notice(f"{why}. The service stands still until it can: free some space on that disk")
         self._unwritable = why

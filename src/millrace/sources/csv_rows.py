@@ -60,15 +60,13 @@ class _Rows:
         wanted = self._all_columns(split, names) if self._node.columns is None else list(self._node.columns)
         _check_has("columns", wanted, names, split)
         for block in self._blocks.read(split):
-            types = {
-                name: self._types.get(name, pa.string()) for name in names
-            }  # of other columns, which are not wanted
+            types = {name: self._types.get(name, pa.string()) for name in wanted}
             for batch in self._parse(split, block, names, wanted, types):
                 yield to_rows(batch, wanted)
 
     def _all_columns(self, split: Split, names: list[str]) -> list[str]:
         """Return the columns of all files, in the order of the first one."""
-        first = next(iter(self._blocks.splits))
+        first = self._blocks.splits[0]
         columns = self._names(first)
         if {*columns} != {*names}:
             raise SourceCorruptError(

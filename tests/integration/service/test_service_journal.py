@@ -204,7 +204,7 @@ def small_files(path):
     yield fill
 
 
-@pytest.mark.alone  # beside other tests the disk stayed full for twenty seconds, twice; nobody knows why yet
+@pytest.mark.alone  # beside all others the journal stayed unwritable when there was room, in two whole runs of three
 @pytest.mark.filterwarnings("ignore:.*The service stands still:millrace.MillraceWarning")
 @pytest.mark.parametrize("disk", [small_disk, small_files])
 def test_a_full_disk_stops_new_work_until_there_is_room(tmp_path, gate, keeper, disk):
