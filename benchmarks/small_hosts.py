@@ -10,6 +10,7 @@ by turns, which comes to nearly the same. What a fleet has used is measured, not
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -39,8 +40,8 @@ class Fleet(Protocol):
 
     how: str
 
-    def add(self, name: str, cores: float, pid: int) -> None:
-        """Make a process, and what it starts from now on, a host of so many cores."""
+    def add(self, name: str, cores: float, *pids: int) -> None:
+        """Make processes, and what they start from now on, a host of so many cores."""
 
     def remove(self, name: str) -> None:
         """Take a host out whose process has ended; what it has used still counts."""
@@ -69,14 +70,14 @@ class ControlGroups1(Fleet):
         for folder in self._folders:
             folder.mkdir(exist_ok=True)
 
-    def add(self, name: str, cores: float, pid: int) -> None:
-        """Put a process into a group of its own."""
+    def add(self, name: str, cores: float, *pids: int) -> None:
+        """Put processes into a group of their own."""
         for folder in self._folders:
             (folder / name).mkdir()
         of_cpu = self._folders[0] / name
         (of_cpu / "cpu.cfs_period_us").write_text(str(round(PERIOD_S * 1e6)))
         (of_cpu / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_S * 1e6)))
-        for folder in self._folders:
+        for folder, pid in itertools.product(self._folders, pids):
             (folder / name / "cgroup.procs").write_text(str(pid))
 
     def remove(self, name: str) -> None:
@@ -115,12 +116,13 @@ class ControlGroups2(Fleet):
             self._folder.rmdir()
             raise
 
-    def add(self, name: str, cores: float, pid: int) -> None:
-        """Put a process into a group of its own."""
+    def add(self, name: str, cores: float, *pids: int) -> None:
+        """Put processes into a group of their own."""
         folder = self._folder / name
         folder.mkdir()
         (folder / "cpu.max").write_text(f"{round(cores * PERIOD_S * 1e6)} {round(PERIOD_S * 1e6)}")
-        (folder / "cgroup.procs").write_text(str(pid))
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self, name: str) -> None:
         """Remove the group; what it has used stays in that of the fleet."""
@@ -147,14 +149,15 @@ class Turns(Fleet):
         self._over: dict[str, threading.Event] = {}
         self._seen: dict[str, float] = {}  # by host, what it was known to have used: a file may lag behind by a turn
 
-    def add(self, name: str, cores: float, pid: int) -> None:
-        """Begin to stop and continue a process."""
-        (self._folder / name).write_text(f"{pid} 0")
-        self._over[name] = threading.Event()
-        threading.Thread(target=self._take_turns, args=(name, cores, pid), daemon=True).start()
+    def add(self, name: str, cores: float, *pids: int) -> None:
+        """Begin to stop and continue a process; if there are more, each has as much."""
+        over = self._over[name] = threading.Event()
+        for number, pid in enumerate(pids):
+            path = self._folder / (f"{name}-{number}" if number else name)
+            path.write_text(f"{pid} 0")
+            threading.Thread(target=self._take_turns, args=(path, over, cores, pid), daemon=True).start()
 
-    def _take_turns(self, name: str, cores: float, pid: int) -> None:
-        over, path = self._over[name], self._folder / name
+    def _take_turns(self, path: Path, over: threading.Event, cores: float, pid: int) -> None:
         run_s = min(1.0, cores) * PERIOD_S
         with contextlib.suppress(ProcessLookupError):
             while not over.wait(run_s):

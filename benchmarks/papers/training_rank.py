@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import millrace as mr
 from benchmarks.papers.training_data import SIDE, Setting
 from benchmarks.papers.training_works import WORKS, Pictures, Work
+from benchmarks.ray_cluster import HEAD
 
 
 class _MapStyle(Dataset[Any]):
@@ -94,7 +95,30 @@ def from_tf_service(work: Work, items: Sequence[Any], setting: Setting) -> Gener
         yield served.as_numpy_iterator()
 
 
-FEEDS = {"DataLoader": from_loader, "millrace": from_millrace, "tf.data service": from_tf_service}
+def from_ray(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
+    """Epochs of Ray Data; paths are shuffled anew for each."""
+    import ray
+    import ray.data
+
+    ray.init(setting.address, _node_ip_address=HEAD, logging_level="error", log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    load, batch = work.load, work.batch
+    rows = ray.data.from_items([{"path": path, "label": label} for path, label in items])
+
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        return load((row["path"], row["label"]), np.random.default_rng())
+
+    while True:
+        yield rows.random_shuffle().map(made).iter_batches(batch_size=batch, drop_last=True, prefetch_batches=2)
+
+
+FEEDS = {
+    "DataLoader": from_loader,
+    "millrace": from_millrace,
+    "tf.data service": from_tf_service,
+    "Ray Data": from_ray,
+}
 
 
 def train(setting: Setting) -> dict[str, Any]:

@@ -2,19 +2,21 @@
 
     python -m benchmarks.papers.trainings [--cifar DIR] [--recordings DIR] [--text DIR] [--json FILE]
 
-Pictures (a small CNN on CIFAR-10), spoken digits (a recurrent network, two ranks in step) and a small language model on
-paragraphs. Each is trained by torch on CPU until its score on held-out data is good enough, with a DataLoader whose
+Pictures (a small CNN on CIFAR-10), spoken digits (a recurrent network, two ranks in step) and a small language model
+on paragraphs. Each is trained by torch on CPU until its score on held-out data is good enough, with a DataLoader whose
 process shares the training's own host; with millrace, whose service has up to four further hosts and chooses how many;
-and pictures also with a tf.data service that has all four. A host is a quota of a core (:mod:`benchmarks.small_hosts`),
-so hosts really compute. Digits come in coordinated rounds of one length from millrace, and padded from the DataLoader;
-paragraphs packed from millrace, and padded from the DataLoader. What a training costs is the cores of its hosts for as
-long as it has them. Scoring is not counted. A training whose data isn't given is left out.
+and pictures also with a tf.data service, and with a Ray cluster, that have all four. A host is a quota of a core
+(:mod:`benchmarks.small_hosts`), so hosts really compute. Digits come in coordinated rounds of one length from
+millrace, and padded from the DataLoader; paragraphs packed from millrace, and padded from the DataLoader. What a
+training costs is the cores of its hosts for as long as it has them. Scoring is not counted. A training whose data
+isn't given is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from benchmarks import tf_service
+from benchmarks import ray_cluster, tf_service
 from benchmarks.papers.report import answer, verdict
 from benchmarks.papers.scaled import dispatcher
 from benchmarks.papers.training_data import Setting
@@ -68,7 +70,9 @@ class Training(NamedTuple):
 
 
 TRAININGS = {
-    "pictures": Training("cifar", 1, 1.0, 70.0, 4000, 100, 50_000, ("DataLoader", "tf.data service", "millrace")),
+    "pictures": Training(
+        "cifar", 1, 1.0, 70.0, 4000, 100, 50_000, ("DataLoader", "tf.data service", "Ray Data", "millrace")
+    ),
     "digits": Training("recordings", 2, 0.5, 96.0, 2000, 25, 3000, ("DataLoader", "millrace")),
     "text": Training("text", 1, 1.0, 2.3, 2000, 50, 1 << 30, ("DataLoader", "millrace")),
 }
@@ -93,11 +97,29 @@ def tensorflow(fleet: Fleet, _name: str) -> Iterator[str]:
             yield f"grpc://{address}"
 
 
+@contextlib.contextmanager
+def ray(fleet: Fleet, _name: str) -> Iterator[str]:
+    """A Ray cluster whose nodes are all hosts of the fleet; yields its address."""
+    with contextlib.ExitStack() as over:
+
+        def join(process: subprocess.Popen[str]) -> None:
+            host(over, fleet, f"ray-{process.pid}", CORES, process)
+
+        with ray_cluster.cluster(MOST, join) as address:
+            yield address
+
+
 def host(stack: contextlib.ExitStack, fleet: Fleet, name: str, cores: float, process: subprocess.Popen[str]) -> None:
-    """Makes a process a host until the stack ends, which waits for it."""
-    fleet.add(name, cores, process.pid)
+    """Makes a process, with its children, a host until the stack ends, which waits for it."""
+    fleet.add(name, cores, process.pid, *children(process.pid))
     stack.callback(fleet.remove, name)
     stack.enter_context(process)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started, and those that these have."""
+    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*found, *(below for each in found for below in children(each))]
 
 
 @contextlib.contextmanager
@@ -106,7 +128,9 @@ def nobody(_fleet: Fleet, _name: str) -> Iterator[str]:
     yield ""
 
 
-SERVICES = {"millrace": millrace, "tf.data service": tensorflow, "DataLoader": nobody}
+SERVICES = {"millrace": millrace, "tf.data service": tensorflow, "Ray Data": ray, "DataLoader": nobody}
+ALL_HOSTS = ("tf.data service", "Ray Data")
+"""Who has all hosts from beginning to end."""
 
 
 class Hosts:
@@ -148,7 +172,7 @@ def run(work: str, feed: str, training: Training, folder: str) -> dict[str, Any]
         stack.callback(fleet.close)
         address = stack.enter_context(SERVICES[feed](fleet, name))
         meet = stack.enter_context(tempfile.TemporaryDirectory())
-        number = {"DataLoader": 0, "tf.data service": MOST}.get(feed)
+        number = None if feed == "millrace" else MOST * (feed in ALL_HOSTS)
         ranks = []
         hosts = stack.enter_context(Hosts(address, number))
         for rank in range(training.ranks):
@@ -186,6 +210,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             continue
         chosen = training._replace(steps=4, every=2, items=300) if options.quick else training
         for feed in training.feeds:
+            if feed == "Ray Data" and importlib.util.find_spec("ray") is None:
+                print("Ray Data is left out, as Ray isn't installed")
+                continue
             found = results.setdefault(work, {})[feed] = run(work, feed, chosen, os.path.abspath(folder))
             print(f"{work}, {feed}: { {key: found[key] for key in found if key != 'curve'} }", flush=True)
     return {
