@@ -39,6 +39,7 @@ class Link:
         bytes_per_s: that the store can send, on all connections together; 0: as many as it likes.
         requests: that the store was sent.
         sent: bytes that the store has sent.
+        request_s: seconds from the sending of a request to the coming of the last byte of its answer, of all together.
         peak: most connections that were open at once.
         port: where it listens.
     """
@@ -47,6 +48,7 @@ class Link:
     bytes_per_s: float
     requests: int = 0
     sent: int = 0
+    request_s: float = 0.0
     peak: int = 0
     port: int = 0
     _open: int = 0
@@ -55,10 +57,20 @@ class Link:
     def reset(self) -> None:
         """Counts anew."""
         self.requests = self.sent = 0
+        self.request_s = 0.0
         self.peak = self._open
 
-    async def _passes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool) -> None:
-        """Passes on what comes from ``reader``, each piece at its time."""
+    async def _passes(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: list[float], *, back: bool
+    ) -> None:
+        """Passes on what comes from ``reader``, each piece at its time.
+
+        Args:
+            reader: of one end.
+            writer: of the other end.
+            asked: when the connection's last request was sent.
+            back: it comes from the store.
+        """
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
 
         async def deliver() -> None:
@@ -79,12 +91,17 @@ class Link:
                 now = time.monotonic()
                 if not back:
                     # A client sends the next request once it has the answer, so one is never in two pieces' middle.
-                    self.requests += data.count(b" HTTP/1.1\r\n")
+                    if found := data.count(b" HTTP/1.1\r\n"):
+                        self.requests += found
+                        asked[:] = [now]
                 elif data:
                     self.sent += len(data)
                     if self.bytes_per_s:
                         self._free_at = max(self._free_at, now) + len(data) / self.bytes_per_s
                         now = self._free_at
+                    comes = now + self.round_trip_s / 2
+                    self.request_s += comes - asked[0]
+                    asked[:] = [comes]  # more of the answer adds what it takes longer
                 await queue.put((now + self.round_trip_s / 2, data))
 
     async def connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,8 +112,9 @@ class Link:
             await asyncio.sleep(self.round_trip_s)
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.closing(up_writer):
+                asked = [time.monotonic()]
                 ways = (reader, up_writer, False), (up_reader, writer, True)
-                both = [asyncio.create_task(self._passes(each, other, back=back)) for each, other, back in ways]
+                both = [asyncio.create_task(self._passes(each, other, asked, back=back)) for each, other, back in ways]
                 try:
                     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # an end that has gone ends both
                 finally:

@@ -180,7 +180,7 @@ TARGETS = (
         Target(
             f"{jobs} jobs that share, {way}: bytes that the store need not send",
             "papers.shared_reads",
-            "less",
+            "bytes",
             f"{jobs} jobs, {way}",
             least=least,
         )
@@ -192,7 +192,7 @@ TARGETS = (
         for ours, peers in (
             ("millrace, raw objects, service", ("s3fs and DataLoader, raw objects",)),
             (
-                "millrace, packed, service",
+                "millrace, packed, in process",
                 ("WebDataset, packed", "MosaicML Streaming, its shards", "LitData, its shards"),
             ),
         )
@@ -231,7 +231,6 @@ TARGETS = (
         )
         for what in ("time", "cost")
     ),
-    Target("scaling and caching together: cost, of HPA's", "papers.timelines", "cost", "service", most=1.0),
     Target("where the link is slow: elements/s, of the best", "papers.where", "of the best", "inflates", least=0.95),
     Target("where it is not: elements/s, of the best", "papers.where", "of the best", "computes", least=0.95),
     *(

@@ -70,7 +70,11 @@ def step_change(report: Report, folder: str) -> list[str]:
 
 def timelines(report: Report, folder: str) -> list[str]:
     """Workers, mode and batch time of each job (Figures 9 and 11)."""
-    panels = {name: found["timeline"] for name, found in report["results"].items()}
+    panels = {
+        f"{way}, {name} training": found[name]["timeline"]
+        for way, found in report["results"].items()
+        for name in ("first", "second")
+    }
     return [_over_time(panels, folder, "papers.timelines-timeline.svg", report)]
 
 

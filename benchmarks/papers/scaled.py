@@ -109,7 +109,8 @@ class Reading:
             next(self._elements)
             pause(self.own_s)
         batch_s = (time.perf_counter() - began) / count
-        workers = job_of(self._address, self._name)["workers"]
+        job = job_of(self._address, self._name)
+        workers = job["workers"]
         self.timeline.append(
             {
                 "seconds": time.perf_counter() - self._began,
@@ -117,6 +118,7 @@ class Reading:
                 "plan": workers["plan"],
                 "batch_s": batch_s,
                 "why": workers["why"],
+                "mode": job["mode"],
             }
         )
         return batch_s

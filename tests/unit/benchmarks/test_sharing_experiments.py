@@ -97,12 +97,13 @@ def test_the_experiment_fails_if_a_job_is_told_of_another_number_than_it_missed(
 
 
 def test_jobs_that_share_read_half_or_an_eighth():
-    each = {"requests": 1, "elements": 1, "twice": 0, "short": 0}
-    ways = {"apart": {"bytes": 800, **each}, "window": {"bytes": 100, **each}, "lockstep": {"bytes": 110, **each}}
-    found = shared_reads.report({8: ways})
-    assert missed(found) == ["8 jobs, lockstep: bytes that are not read, of those read apart"]
-    assert found["rounds"][0]["8 jobs, window"] == {"less": 0.875}
-    found = shared_reads.report({2: {"apart": {"bytes": 2, **each, "twice": 1}, "lockstep": {"bytes": 1, **each}}})
+    def each(size: int, seconds: float, twice: int = 0) -> dict[str, float]:
+        return {"requests": 1, "elements": 1, "short": 0, "bytes": size, "seconds": seconds, "twice": twice}
+
+    found = shared_reads.report({8: {"apart": each(800, 8.0), "window": each(100, 2.0), "lockstep": each(110, 1.0)}})
+    assert missed(found) == ["8 jobs, window: I/O time less than apart", "8 jobs, lockstep: bytes less than apart"]
+    assert found["rounds"][0]["8 jobs, window"] == {"bytes": 0.875, "seconds": 0.75}
+    found = shared_reads.report({2: {"apart": each(2, 2.0, twice=1), "lockstep": each(1, 1.0)}})
     assert missed(found) == ["2 jobs: elements lost or doubled, apart and in lockstep"]
 
 
