@@ -377,7 +377,7 @@ def trainings(report: Report, folder: str) -> list[str]:
     plt = pyplot()
     results = report["results"]
     drawing, panels = plt.subplots(1, len(results), figsize=(10, 3), layout="constrained", squeeze=False)
-    colours = {"millrace": _OURS, "DataLoader": _PODS, "tf.data service": _CACHEW}
+    colours = {"millrace": _OURS, "DataLoader": _PODS, "tf.data service": _CACHEW, "Ray Data": "#888888"}
     for axes, (work, feeds) in zip(panels.flat, results.items(), strict=True):
         for feed, each in feeds.items():
             axes.plot(*zip(*each["curve"], strict=True), color=colours[feed], linewidth=1, label=feed)

@@ -41,8 +41,8 @@ LESS = {2: 0.49, 8: 0.87}
 """By number of jobs, the part of what they read apart that they are not to read together."""
 PICTURES, SHAPE, FILES, BATCH = 10_000, (32, 32, 3), 10, 125
 ROWS = 250
-"""Of a row group, which is read as a whole. Tasks, of whole batches, begin with one here: a row group of which two tasks
-have some is read twice if two workers make them, as they do where jobs share all workers, and once by a single one."""
+"""Of a row group, which is read as a whole. Tasks, of whole batches, begin with one here: a row group that two tasks
+have some of is read twice if two workers make these, as where jobs share all workers, and once by a single one."""
 BUFFER_BYTES = 16 << 20
 """Of a job: less than a task of all the pictures, so that none is over before all have come."""
 EPOCHS, PROCESSES, TASKS = 40, 2, 4
