@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.break_even [--json FILE]
 
-A training's host has six tenths of a core, and its accelerator takes a batch of eight pictures in 12 ms. JPEG files
+A training's host has four tenths of a core, and its accelerator takes a batch of eight pictures in 12 ms. JPEG files
 are decoded and shrunk in its own process (colocated), or by a service whose workers are hosts of a fifth of a core each
 (:mod:`benchmarks.small_hosts`); the training's host receives batches then, which takes processor time of its own. Each
 rate is measured: with data that cost nothing (``take(1).cache().repeat()``, the ideal), colocated, with each number of
@@ -42,7 +42,7 @@ from millrace.client.status_query import fetch_status
 from millrace.policies.prices import Machine, Prices, cost
 
 QUESTION = "With how many workers does a service make up for itself, and what does it cost?"
-HOST_CORES = 0.6
+HOST_CORES = 0.4
 BATCH, STEP_S = 8, 0.012
 PICTURES = 400
 MOST = 6
