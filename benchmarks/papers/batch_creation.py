@@ -5,8 +5,9 @@
 Each picture is decoded, its middle is cropped to a square and resized to 224 x 224, and batches have 32, in a random
 order over all of the data. A torch DataLoader does so in each epoch, with 1, 2 and 4 workers. millrace keeps what was
 made in a folder: the first epoch makes it, which is the one-time cost, and the three after it read it, the first of
-these with every checksum looked at. Each reads in a process of its own, from which imports do not count, in turns; a DataLoader's workers are there before its epoch is
-timed. The files are those below ``--pictures DIR``, CIFAR-10's say, or of :mod:`benchmarks.pictures`.
+these with every checksum looked at. Each reads in a process of its own, from which imports do not count, in turns; a
+DataLoader's workers are there before its epoch is timed. The files are those below ``--pictures DIR``, CIFAR-10's say,
+or of :mod:`benchmarks.pictures`.
 
 The paper's system is 3.6 and 1.9 times as fast as a DataLoader with 1 and with 2 workers, on larger pictures and
 another machine. It fails where millrace is less than 10 and 5 times as fast after the first epoch.
