@@ -3,8 +3,8 @@
     python -m benchmarks.papers [--only NAME ...] [--within MINUTES] [--folder FOLDER] [--cifar FOLDER] [--list]
 
 Each runs in a process of its own and writes its figures into a folder, where those that are on
-``docs/performance.md`` lie. The seconds that it took are added to them; ``--list`` shows these, and ``--within`` leaves
-out what took longer, or was not timed yet: ``--within 2`` is a size for each night. The exit status is 1 where an aim
+``docs/performance.md`` lie. They say how many seconds it took; ``--list`` shows these, and ``--within`` leaves out what
+took longer, or was not timed yet: ``--within 2`` is a size for each night. The exit status is 1 where an aim
 was missed or an experiment failed.
 """
 
@@ -107,7 +107,7 @@ def arguments_of(name: str, cifar: str) -> list[str] | None:
 
 
 def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
-    """Run an experiment, note in its figures how long it took, and judge them."""
+    """Run an experiment, and judge its figures."""
     path = folder / f"{name}.json"
     before = path.stat().st_mtime_ns if path.exists() else None
     began = time.perf_counter()
@@ -116,15 +116,12 @@ def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
     seconds = time.perf_counter() - began
     if not path.exists() or path.stat().st_mtime_ns == before:
         return Outcome(name, seconds, status or 1, ["it wrote no figures"], 0)
-    report = json.loads(path.read_text())
-    report["took_s"] = round(seconds, 1)
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    missed, aims = judged(name, report)
+    missed, aims = judged(name, json.loads(path.read_text()))
     return Outcome(name, seconds, 0 if missed else status, missed, aims)
 
 
 def known_seconds(name: str, folder: Path) -> float | None:
-    """Seconds that an experiment took when it was run from here; None: it was not."""
+    """Seconds that an experiment took when its figures were written; None: these don't say."""
     path = folder / f"{name}.json"
     seconds = json.loads(path.read_text()).get("took_s") if path.exists() else None
     return None if seconds is None else float(seconds)

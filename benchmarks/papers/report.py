@@ -6,10 +6,14 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.machine import machine
+
+_BEGAN = time.perf_counter()
+"""Of this process, nearly: an experiment is one."""
 
 
 def main(
@@ -73,6 +77,7 @@ def write(
         "question": question,
         "command": shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
         "machine": on,
+        "took_s": round(time.perf_counter() - _BEGAN, 1),
         **found,
     }
     with open(path, "w") as file:
