@@ -22,8 +22,6 @@ MEASURED_OFF_MAIN = frozenset(
         "packing",
         "papers.cpu_overhead",
         "papers.figure6",
-        "papers.latency",
-        "papers.quarter",
         "recovery",
     }
 )
