@@ -169,6 +169,7 @@ def rate(
 def main(module: str, arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark in ``module`` (its full name) as the command line says; returns the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that contestants end, too
+    began = time.perf_counter()
     benchmark: Benchmark = importlib.import_module(module).BENCHMARK
     names = [contestant.name for contestant in benchmark.contestants]
     options = _parser(module, benchmark, names).parse_args(arguments)
@@ -199,7 +200,11 @@ def main(module: str, arguments: Sequence[str] | None = None) -> int:
 
     def write(samples: Samples, failed: Mapping[str, str]) -> None:
         if options.json:
-            _write(options.json, {**asked, "failed": failed, "rounds": samples, "results": summary(benchmark, samples)})
+            took = {"took_s": round(time.perf_counter() - began, 1)}
+            _write(
+                options.json,
+                {**asked, **took, "failed": failed, "rounds": samples, "results": summary(benchmark, samples)},
+            )
 
     samples, failed = _play(module, present, rounds, given, benchmark.limit_s, console, write)
     results = summary(benchmark, samples)

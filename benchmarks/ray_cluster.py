@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 HEAD = "127.0.0.2"
 _STORE_BYTES = 256 << 20
-_STARTED = "Ray runtime started"
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from millrace.cli import main as millrace
 from millrace.clusters import subprocesses
 
 GROUPS = Path("/sys/fs/cgroup")
+_LEAVE_S = 10.0
 PERIOD_S = 0.02
 """Seconds in which a host has its share once: a fraction of what an element takes."""
 
@@ -78,12 +79,12 @@ class ControlGroups1(Fleet):
         (of_cpu / "cpu.cfs_period_us").write_text(str(round(PERIOD_S * 1e6)))
         (of_cpu / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_S * 1e6)))
         for folder, pid in itertools.product(self._folders, pids):
-            (folder / name / "cgroup.procs").write_text(str(pid))
+            _join(folder / name, pid)
 
     def remove(self, name: str) -> None:
         """Remove the group; what it has used stays in that of the fleet."""
         for folder in self._folders:
-            (folder / name).rmdir()
+            _remove(folder / name)
 
     def used_s(self) -> float:
         """Read what the group of the fleet has used."""
@@ -122,11 +123,11 @@ class ControlGroups2(Fleet):
         folder.mkdir()
         (folder / "cpu.max").write_text(f"{round(cores * PERIOD_S * 1e6)} {round(PERIOD_S * 1e6)}")
         for pid in pids:
-            (folder / "cgroup.procs").write_text(str(pid))
+            _join(folder, pid)
 
     def remove(self, name: str) -> None:
         """Remove the group; what it has used stays in that of the fleet."""
-        (self._folder / name).rmdir()
+        _remove(self._folder / name)
 
     def used_s(self) -> float:
         """Read what the group of the fleet has used."""
@@ -139,7 +140,10 @@ class ControlGroups2(Fleet):
 
 
 class Turns(Fleet):
-    """Fleet of processes that are stopped and continued; a folder says which there are, and what others had used."""
+    """Fleet of processes that are stopped and continued; a folder says which there are, and what others had used.
+
+    What these start is not bounded.
+    """
 
     how = "stopped and continued by turns"
 
@@ -181,6 +185,38 @@ class Turns(Fleet):
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder)
+
+
+def _join(group: Path, pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        (group / "cgroup.procs").write_text(str(pid))
+
+
+def _remove(group: Path) -> None:
+    """Remove a group, and end what its process has left in it."""
+    for _ in range(round(_LEAVE_S / PERIOD_S)):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        threading.Event().wait(PERIOD_S)
+    group.rmdir()
+
+
+def children(pid: int) -> list[int]:
+    """List the processes that a process has started, and those that these have."""
+    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*found, *(below for each in found for below in children(each))]
+
+
+def host(stack: contextlib.ExitStack, fleet: Fleet, name: str, cores: float, process: subprocess.Popen[str]) -> None:
+    """Make a process, with its children, a host until the stack ends, which ends it if it has not ended by then."""
+    stack.callback(fleet.remove, name)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    fleet.add(name, cores, process.pid, *children(process.pid))
 
 
 def _used_s(pid: int) -> float:

@@ -10,7 +10,8 @@ first training has ended, a second one with the same pipeline takes twice as man
 two trainings without a cache, on a service that is scaled by the rule of Kubernetes' autoscaler (80 % of the processor
 time that a host may use, as measured), and with the cache, by Cachew's rule.
 
-It fails where both trainings together cost more with millrace than with Kubernetes' rule, or the second one decodes.
+It fails where both trainings together cost more with millrace than with Kubernetes' rule, and where the second one
+decodes or takes longer than its steps by more than a quarter.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python -m benchmarks.papers.training_rank SETTING
 
 SETTING is a :class:`~benchmarks.papers.training_data.Setting` as JSON. It prints a line of JSON: seconds of training,
-of these seconds waited for batches, and the score after every so many steps. Scoring is no part of these seconds. All
+of these seconds waited for batches, and the score after every so many steps. Scoring is no part of these seconds, nor
+is what it takes to import a library and to connect. All
 feeds call the same Python functions of an item, but for tf.data service, whose functions have to be TensorFlow's.
 """
 
@@ -43,7 +44,7 @@ class _MapStyle(Dataset[Any]):
 
 
 def from_loader(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
-    """Epochs of torch's DataLoader with a process of its own, on this rank's host."""
+    """Yield nothing when it is ready, then epochs of torch's DataLoader with a process of its own, on this host."""
     dataset = _MapStyle(work, items)
     sampler: Any = DistributedSampler(dataset, setting.ranks, setting.rank, seed=setting.seed, drop_last=True)
     loader: Any = DataLoader(
@@ -55,23 +56,25 @@ def from_loader(work: Work, items: Sequence[Any], setting: Setting) -> Generator
         persistent_workers=True,
         drop_last=True,
     )
+    yield ()
     for epoch in range(1 << 30):
         sampler.set_epoch(epoch)
         yield loader
 
 
 def from_millrace(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
-    """Epochs of a job of a service."""
+    """The same of a job of a service."""
     examples = mr.Dataset.from_list(list(items)).shuffle(len(items), seed=setting.seed).map(work.load)
     with work.served(examples).distribute(
         setting.address, job_name="training", **work.options(setting.rank, setting.ranks)
     ) as served:
+        yield ()
         while True:
             yield served
 
 
 def from_tf_service(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
-    """Epochs of pictures that a tf.data service makes, with TensorFlow's own operations."""
+    """The same of pictures that a tf.data service makes, with TensorFlow's own operations."""
     import tensorflow as tf
 
     assert isinstance(work, Pictures)
@@ -91,12 +94,13 @@ def from_tf_service(work: Work, items: Sequence[Any], setting: Setting) -> Gener
     dataset = dataset.map(load, tf.data.AUTOTUNE).batch(work.batch, drop_remainder=True)
     mode = tf.data.experimental.service.ShardingPolicy.DYNAMIC
     served = dataset.apply(tf.data.experimental.service.distribute(mode, setting.address)).prefetch(2)
+    yield ()
     while True:
         yield served.as_numpy_iterator()
 
 
 def from_ray(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
-    """Epochs of Ray Data; paths are shuffled anew for each."""
+    """The same of Ray Data; paths are shuffled anew for each epoch."""
     import ray
     import ray.data
 
@@ -109,6 +113,7 @@ def from_ray(work: Work, items: Sequence[Any], setting: Setting) -> Generator[It
     def made(row: dict[str, Any]) -> dict[str, Any]:
         return load((row["path"], row["label"]), np.random.default_rng())
 
+    yield ()
     while True:
         yield rows.random_shuffle().map(made).iter_batches(batch_size=batch, drop_last=True, prefetch_batches=2)
 
@@ -138,6 +143,7 @@ def train(setting: Setting) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     epochs = FEEDS[setting.feed](work, items, setting)
+    next(epochs)  # imports what it needs, and connects
     seconds = waited = 0.0
     curve: list[tuple[float, float]] = []
     steps = 0

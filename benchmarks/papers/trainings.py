@@ -34,7 +34,7 @@ from benchmarks import ray_cluster, tf_service
 from benchmarks.papers.report import answer, verdict
 from benchmarks.papers.scaled import dispatcher
 from benchmarks.papers.training_data import Setting
-from benchmarks.small_hosts import Fleet, fleet_of
+from benchmarks.small_hosts import Fleet, Turns, fleet_of, host
 from millrace.client.status_query import fetch_status
 
 QUESTION = "How soon has a training learnt enough, how long does it wait for data, and what does it cost?"
@@ -107,19 +107,6 @@ def ray(fleet: Fleet, _name: str) -> Iterator[str]:
 
         with ray_cluster.cluster(MOST, join) as address:
             yield address
-
-
-def host(stack: contextlib.ExitStack, fleet: Fleet, name: str, cores: float, process: subprocess.Popen[str]) -> None:
-    """Makes a process, with its children, a host until the stack ends, which waits for it."""
-    fleet.add(name, cores, process.pid, *children(process.pid))
-    stack.callback(fleet.remove, name)
-    stack.enter_context(process)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process has started, and those that these have."""
-    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [*found, *(below for each in found for below in children(each))]
 
 
 @contextlib.contextmanager
@@ -210,8 +197,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             continue
         chosen = training._replace(steps=4, every=2, items=300) if options.quick else training
         for feed in training.feeds:
-            if feed == "Ray Data" and importlib.util.find_spec("ray") is None:
-                print("Ray Data is left out, as Ray isn't installed")
+            if feed == "Ray Data" and (why := without_ray()):
+                print(f"Ray Data is left out, as {why}")
                 continue
             found = results.setdefault(work, {})[feed] = run(work, feed, chosen, os.path.abspath(folder))
             print(f"{work}, {feed}: { {key: found[key] for key in found if key != 'curve'} }", flush=True)
@@ -223,14 +210,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def without_ray() -> str:
+    """Why Ray can't take part; empty: it can."""
+    if importlib.util.find_spec("ray") is None:
+        return "Ray isn't installed"
+    fleet = fleet_of(f"millrace-fleet-{uuid.uuid4().hex[:8]}")
+    fleet.close()
+    return "there are no control groups, and processes that a node starts would have whole cores" * (
+        isinstance(fleet, Turns)
+    )
+
+
 def table(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """For the page."""
-    head = ["training", "batches by", "seconds to the target", "steps", "of these seconds, waited", "workers, mean"]
+    head = ["training", "batches by", "seconds to the target", "steps", "ms of a step", "waited", "workers, mean"]
     rows = [[*head, "core-seconds paid for", "last score"]]
     for work, feeds in results.items():
         for feed, each in feeds.items():
             reached = "not reached" if each["reached"] is None else f"{each['reached']:.0f}"
-            shown = [str(each["steps"]), f"{each['waited'] / each['seconds']:.0%}", f"{each['workers']:.1f}"]
+            step_ms = 1000 * each["seconds"] / each["steps"]
+            waited = f"{each['waited'] / each['seconds']:.0%}"
+            shown = [str(each["steps"]), f"{step_ms:.0f}", waited, f"{each['workers']:.1f}"]
             rows.append([work, feed, reached, *shown, f"{each['cost']:.0f}", f"{each['last']:.3g}"])
     return rows
 

@@ -1,11 +1,14 @@
 """Small hosts get their share of a core, and what they have used is known when they are gone."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from benchmarks.small_hosts import ControlGroups1, ControlGroups2, Turns, fleet_of
+from benchmarks.small_hosts import ControlGroups1, ControlGroups2, Turns, children, fleet_of, host
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 
@@ -38,3 +41,17 @@ def test_a_fleet_is_of_a_kind_that_there_is():
     fleet = fleet_of(f"test-{time.time_ns()}")
     assert fleet.used_s() == 0.0
     fleet.close()
+
+
+def test_who_leaves_children_behind_is_ended_with_them(fleet):
+    if isinstance(fleet, Turns):
+        pytest.skip("they are not bounded, nor known")
+    waits = "import signal; signal.pause()"
+    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{waits}']); {waits}"
+    with contextlib.ExitStack() as stack:
+        process = subprocess.Popen([sys.executable, "-c", script], text=True)
+        host(stack, fleet, "host", 0.5, process)
+        while not (found := children(process.pid)):
+            pass
+    assert process.returncode == -signal.SIGKILL
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in found)

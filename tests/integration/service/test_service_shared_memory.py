@@ -15,7 +15,7 @@ from millrace.elements.file_mapping import OpenFile
 from millrace.errors import ProtocolError
 from millrace.wire.data.fd_passing import FdChannel
 
-# Alone: two of these failed once beside other tests, and never by themselves; the cause is not known yet.
+# Alone: they count what is mapped, and what lies in memory.
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory"),
@@ -56,13 +56,14 @@ def checked(batch, numbers):
 @pytest.mark.parametrize("service", [2], indirect=True)
 def test_no_byte_is_copied_between_worker_and_consumer(service):
     with pipeline().map(located).distribute(service.address) as dataset:
-        places = set()
-        for element in dataset.epochs(1):
+        places, epochs = set(), 5
+        for element in dataset.epochs(epochs):
             pid, *place = element["place"].tolist()
             assert memory_at(os.getpid(), element["x"].ctypes.data) == tuple(place)
             places.add((pid, *place))
         assert len({pid for pid, *_ in places}) == 2
-        assert len(places) < COUNT, "memory is used again"
+        # A single epoch may lie ready as a whole before any of it was read: workers are at most an epoch ahead.
+        assert len(places) < epochs * COUNT, "memory is used again"
 
 
 def test_batches_that_are_kept_never_change_however_little_memory_there_is():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from benchmarks.papers import __main__ as command
+from benchmarks.papers.report import write
 from benchmarks.targets import TARGETS
 
 
@@ -54,3 +55,8 @@ def test_only_those_that_are_short_are_for_each_night(tmp_path, monkeypatch, cap
     assert "eviction" in told
     assert "figure6" not in told
     assert "1 experiments" in told
+
+
+def test_figures_say_how_long_they_took(tmp_path):
+    write(str(tmp_path / "figures.json"), "benchmarks.papers.eviction", "Which?", [], {}, {"table": []})
+    assert json.loads((tmp_path / "figures.json").read_text())["took_s"] > 0
