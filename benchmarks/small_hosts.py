@@ -207,7 +207,10 @@ def _remove(group: Path) -> None:
 
 def children(pid: int) -> list[int]:
     """List the processes that a process has started, and those that these have."""
-    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
     return [*found, *(below for each in found for below in children(each))]
 
 

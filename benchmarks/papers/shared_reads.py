@@ -85,10 +85,10 @@ def settled(store: Server) -> Counts:
         before = now
 
 
-def run(store: Server, way: Link, pictures: int, epochs: int, jobs: int, sharing: str) -> dict[str, Any]:
+def run(store: Server, far: Link, pictures: int, epochs: int, jobs: int, sharing: str) -> dict[str, Any]:
     """Bytes and requests of so many jobs, and the time of these."""
     before = store.counts()
-    way.reset()
+    far.reset()
     make = functools.partial(pipeline, f"s3://{BUCKET}/*.parquet", pictures)
     with services(1) as [service]:
         chosen = {"seed": 1, "tasks": TASKS, **choices(sharing)}
@@ -99,7 +99,7 @@ def run(store: Server, way: Link, pictures: int, epochs: int, jobs: int, sharing
     return {
         "bytes": used.bytes,
         "requests": used.reads,
-        "seconds": way.request_s,
+        "seconds": far.request_s,
         "elements": sum(len(epoch.elements) for epoch in read),
         "twice": sum(len(epoch.elements) - len(set(epoch.elements)) for epoch in read),
         "short": sum(pictures - len(set(epoch.elements)) for epoch in read),
@@ -113,16 +113,16 @@ def measure(numbers: Sequence[int], pictures: int, epochs: int) -> dict[str, Any
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-pictures-"))
         store = stack.enter_context(counting_store.server())
         write_data(folder, pictures)
-        way = stack.enter_context(link(store.port, ROUND_TRIP_S, BYTES_PER_S))
+        far = stack.enter_context(link(store.port, ROUND_TRIP_S, BYTES_PER_S))
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), "rb") as file:
                 storage.write(f"s3://{BUCKET}/{name}", file)
-        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{way.port}"  # the store puts back what there was
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{far.port}"  # the store puts back what there was
         for jobs in numbers:
             found[jobs] = {}
-            for how in ("apart", *WAYS):
-                found[jobs][how] = run(store, way, pictures, epochs, jobs, "" if how == "apart" else how)
-                print(f"{jobs} jobs, {how:9}", *(f"{key} {value:,}" for key, value in found[jobs][how].items()))
+            for way in ("apart", *WAYS):
+                found[jobs][way] = run(store, far, pictures, epochs, jobs, "" if way == "apart" else way)
+                print(f"{jobs} jobs, {way:9}", *(f"{key} {value:,}" for key, value in found[jobs][way].items()))
                 sys.stdout.flush()
     return report(found)
 

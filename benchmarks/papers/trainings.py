@@ -9,13 +9,14 @@ and pictures also with a tf.data service, and with a Ray cluster, that have all 
 (:mod:`benchmarks.small_hosts`), so hosts really compute. Digits come in coordinated rounds of one length from
 millrace, and padded from the DataLoader; paragraphs packed from millrace, and padded from the DataLoader. What a
 training costs is the cores of its hosts for as long as it has them. Scoring is not counted. A training whose data
-isn't given is left out.
+isn't given is left out, and so is Ray Data where Ray isn't installed or there are no control groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -43,6 +44,10 @@ CORES = 0.2
 MOST = 4
 LOOK_S = 0.5
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+Cluster = Callable[[int, Callable[[subprocess.Popen[str]], object]], contextlib.AbstractContextManager[str]]
+"""Starts so many processes and tells of each; yields an address."""
 
 
 class Training(NamedTuple):
@@ -86,27 +91,17 @@ def millrace(_fleet: Fleet, name: str) -> contextlib.AbstractContextManager[str]
 
 
 @contextlib.contextmanager
-def tensorflow(fleet: Fleet, _name: str) -> Iterator[str]:
-    """A tf.data service with all hosts of the fleet; yields its address."""
+def all_hosts(cluster: Cluster, scheme: str, fleet: Fleet, _name: str) -> Iterator[str]:
+    """A peer's cluster whose processes are all hosts of the fleet; yields its address."""
     with contextlib.ExitStack() as over:
+        joined: list[subprocess.Popen[str]] = []
 
         def join(process: subprocess.Popen[str]) -> None:
-            host(over, fleet, f"tf-{process.pid}", CORES, process)
+            joined.append(process)
+            host(over, fleet, f"host-{len(joined)}", CORES, process)
 
-        with tf_service.service(MOST, join) as address:
-            yield f"grpc://{address}"
-
-
-@contextlib.contextmanager
-def ray(fleet: Fleet, _name: str) -> Iterator[str]:
-    """A Ray cluster whose nodes are all hosts of the fleet; yields its address."""
-    with contextlib.ExitStack() as over:
-
-        def join(process: subprocess.Popen[str]) -> None:
-            host(over, fleet, f"ray-{process.pid}", CORES, process)
-
-        with ray_cluster.cluster(MOST, join) as address:
-            yield address
+        with cluster(MOST, join) as address:
+            yield scheme + address
 
 
 @contextlib.contextmanager
@@ -115,9 +110,14 @@ def nobody(_fleet: Fleet, _name: str) -> Iterator[str]:
     yield ""
 
 
-SERVICES = {"millrace": millrace, "tf.data service": tensorflow, "Ray Data": ray, "DataLoader": nobody}
-ALL_HOSTS = ("tf.data service", "Ray Data")
-"""Who has all hosts from beginning to end."""
+SERVICES: Mapping[str, Callable[[Fleet, str], contextlib.AbstractContextManager[str]]] = {
+    "millrace": millrace,
+    "tf.data service": functools.partial(all_hosts, tf_service.service, "grpc://"),
+    "Ray Data": functools.partial(all_hosts, ray_cluster.cluster, ""),
+    "DataLoader": nobody,
+}
+HOSTS = {"tf.data service": MOST, "Ray Data": MOST, "DataLoader": 0}
+"""Hosts for workers that a feed has from beginning to end; that of millrace chooses."""
 
 
 class Hosts:
@@ -159,9 +159,8 @@ def run(work: str, feed: str, training: Training, folder: str) -> dict[str, Any]
         stack.callback(fleet.close)
         address = stack.enter_context(SERVICES[feed](fleet, name))
         meet = stack.enter_context(tempfile.TemporaryDirectory())
-        number = None if feed == "millrace" else MOST * (feed in ALL_HOSTS)
         ranks = []
-        hosts = stack.enter_context(Hosts(address, number))
+        hosts = stack.enter_context(Hosts(address, HOSTS.get(feed)))
         for rank in range(training.ranks):
             setting = Setting(
                 work,
@@ -216,9 +215,9 @@ def without_ray() -> str:
         return "Ray isn't installed"
     fleet = fleet_of(f"millrace-fleet-{uuid.uuid4().hex[:8]}")
     fleet.close()
-    return "there are no control groups, and processes that a node starts would have whole cores" * (
-        isinstance(fleet, Turns)
-    )
+    if isinstance(fleet, Turns):
+        return "there are no control groups, and processes that a node starts would have whole cores"
+    return ""
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
