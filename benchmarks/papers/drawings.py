@@ -17,31 +17,37 @@ _MODES = {"profile": "#fff3c4", "compute": "#fff3c4", "put": "#d6e6fb", "get": "
 
 
 def figure6(report: Report, folder: str) -> list[str]:
-    """Batch time over workers with what each policy chooses, and choice over threshold (Figure 7)."""
+    """Batch time over workers, with what is chosen."""
     results = report["results"]
     plt = pyplot()
     drawing, rows = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
     for axes, (name, found) in zip(rows.flat, results.items(), strict=True):
         curve = {int(workers): 1e3 * batch_s for workers, batch_s in found["sweep"].items()}
         axes.plot(list(curve), list(curve.values()), color="#888888", marker=".", label="fixed numbers")
-        chosen = ((found["chosen"]["workers"], _OURS, "millrace"), (found["hpa"], _PODS, "HPA"))
-        for workers, colour, label in (*chosen, (found["cachew"]["3%"], _CACHEW, "Cachew's rules")):
-            axes.axvline(workers, color=colour, label=label, linestyle=":" if colour == _CACHEW else "-")
+        axes.axvline(found["chosen"]["workers"], color=_OURS, label="chosen")
         axes.set_title(name, fontsize=9)
         axes.set_ylim(bottom=0)
     rows[0][0].legend(fontsize=7)
     _label(rows, "workers", "ms of an element")
-    lines = [_saved(plt, drawing, folder, "papers.figure6-curves.svg", report)]
-    drawing, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-    for number, (name, found) in enumerate(results.items()):
-        percent = [float(threshold.rstrip("%")) for threshold in found["cachew"]]
-        colour = f"C{number}"
-        axes.plot(percent, list(found["cachew"].values()), color=colour, marker=".", label=name)
-        axes.axhline(found["chosen"]["workers"], color=colour, linestyle=":", linewidth=1)
-    axes.set_xlabel("threshold of Cachew's rules, % (dotted: millrace, which has none)")
-    axes.set_ylabel("workers")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return [*lines, _saved(plt, drawing, folder, "papers.figure6-thresholds.svg", report)]
+    return [_saved(plt, drawing, folder, "papers.figure6-curves.svg", report)]
+
+
+def thresholds(report: Report, folder: str) -> list[str]:
+    """Where Cachew's rules end, by threshold: each search's end, as a circle of the size of its share (Figure 7)."""
+    plt = pyplot()
+    trainings = report["trainings"]
+    drawing, panels = plt.subplots(1, len(trainings), figsize=(9, 3), layout="constrained", squeeze=False)
+    for axes, (name, found) in zip(panels.flat, trainings.items(), strict=True):
+        for threshold, each in found["decisions"].items():
+            percent = float(threshold.rstrip("%"))
+            share = {int(end): count / sum(each["ends"].values()) for end, count in each["ends"].items()}
+            axes.scatter([percent] * len(share), list(share), s=[300 * part for part in share.values()], color=_CACHEW)
+        axes.axhline(found["knee"], color="#888888", linestyle=":", label="knee")
+        axes.set_title(f"a training that needs {name}", fontsize=9)
+        axes.set_ylim(bottom=0)
+    panels[0][0].legend(fontsize=7)
+    _label(panels, "threshold, %", "workers")
+    return [_saved(plt, drawing, folder, "papers.thresholds-ends.svg", report)]
 
 
 def live_scaling(report: Report, folder: str) -> list[str]:
@@ -49,7 +55,7 @@ def live_scaling(report: Report, folder: str) -> list[str]:
     plt = pyplot()
     works = report["works"]
     drawing, panels = plt.subplots(1, len(works), figsize=(10, 3), layout="constrained", squeeze=False)
-    styles = {"millrace": (_OURS, "o"), "Cachew": (_CACHEW, "s")}
+    styles = {"millrace": (_OURS, "o"), "Cachew": (_CACHEW, "s"), "Cachew, its code": (_CACHEW, "x")}
     for axes, (name, found) in zip(panels.flat, works.items(), strict=True):
         curve = {int(workers): each["elements"] for workers, each in found["fixed"].items()}
         axes.plot(list(curve), list(curve.values()), color="#888888", marker=".", label="fixed numbers")
@@ -416,6 +422,7 @@ DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.small_cache": small_cache,
     "papers.step_change": step_change,
     "papers.strangers": strangers,
+    "papers.thresholds": thresholds,
     "papers.timelines": timelines,
     "papers.trainings": trainings,
     "papers.who_gets_room": who_gets_room,

@@ -5,9 +5,8 @@
 Three modelled trainings with knees at about 4, 4 and 16 workers where all is computed, and at half as many where what
 was read is kept. For each, the batch time is measured with numbers of workers that are fixed (the sweep, each number
 after what lay ready has been read), and then a job begins with one worker and is left alone until the service has
-settled. The knee is the least number of workers with which an element takes at most 3 % more than with the best.
-Kubernetes' autoscaler at 80 % and Cachew's own rules, with thresholds from 1 to 11 % (Figure 7), are played over the
-curve that was measured.
+settled. The knee is the least number of workers with which an element takes at most 3 % more than with the best. Other
+policies on the same work, on hosts that compute, are in :mod:`benchmarks.papers.live_scaling`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from typing import Any
 
 from benchmarks.papers.report import main
 from benchmarks.papers.scaled import Model, Reading, service
-from millrace.policies.scaling import cachew_scaling, hpa
-from millrace.policies.scaling.autoscale import Limits, Look
 
 QUESTION = "Does the service find the least number of workers that feeds a training?"
 MODELS = (
@@ -37,10 +34,7 @@ SWEEP = {
 MOST = 24
 SECONDS = 6.0
 """Of a measurement."""
-THRESHOLDS = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
 KNEE = 1.03
-ACCELERATOR = 10.0
-"""Price of an hour of the consumer's accelerator, in hours of a worker."""
 LIMIT_S = 180.0
 
 
@@ -87,34 +81,6 @@ def _between(curve: Mapping[int, float], workers: int) -> float:
     return curve[low] + share * (curve[high] - curve[low])
 
 
-def played(curve: Mapping[int, float], model: Model, *, cached: bool) -> dict[str, Any]:
-    """Where other policies end on this curve, with looks that have no noise."""
-    cost_s = model.work_s + (0 if cached else model.read_s)
-    limits = Limits(1, MOST)
-
-    def look(workers: int) -> Look:
-        batch_s = _between(curve, workers)
-        return Look(workers, batch_s, max(0.0, batch_s - model.own_s), min(1.0, cost_s / workers / batch_s))
-
-    cachew = {}
-    for threshold in THRESHOLDS:
-        scale = cachew_scaling.CachewScale()
-        for _ in range(9 + MOST):
-            scale = cachew_scaling.step(scale, look(scale.workers), limits, threshold=threshold).value
-        cachew[f"{threshold:.0%}"] = scale.workers
-    pods = hpa.HpaScale()
-    for number in range(60):
-        # All of it is waiting here; one part stands for work that keeps a core busy, the other for a store's answer.
-        busy = min(1.0, model.work_s / pods.workers / _between(curve, pods.workers))
-        pods = hpa.step(pods, busy, number * hpa.PERIOD_S, limits).value
-    return {"cachew": cachew, "hpa": pods.workers, "hpa_s": _between(curve, pods.workers)}
-
-
-def _price(workers: int) -> float:
-    """Of an hour of a training with so many workers, in hours of a worker (Figure 10)."""
-    return ACCELERATOR + workers
-
-
 def chosen(address: str, model: Model, *, cached: bool) -> dict[str, Any]:
     """A job that is left alone, until the service has settled on a number of workers; and how fast it is then."""
     name = f"{model.name} {cached} auto"
@@ -148,17 +114,14 @@ def measure() -> Mapping[str, Any]:
                         _kept(address, model)
                     curve = sweep(address, model, cached=cached)
                     ours = chosen(address, model, cached=cached)
-                others = played(curve, model, cached=cached)
-                found = {"sweep": curve, "knee": knee(curve), "chosen": ours, **others}
+                found = {"sweep": curve, "knee": knee(curve), "chosen": ours}
                 slower = max(ours["batch_s"], _between(curve, ours["workers"]))  # it may still have lived on its stock
                 found["of the best"] = slower / min(curve.values())
-                found["hpa time"] = others["hpa_s"] / ours["batch_s"]
-                found["hpa cost"] = found["hpa time"] * _price(others["hpa"]) / _price(ours["workers"])
                 results[f"{model.name}, {'source cache' if cached else 'compute'}"] = found
                 print(
                     f"{model.name:10} {'source cache' if cached else 'compute':13} knee {found['knee']:2}, chosen "
                     f"{ours['workers']:2} by {ours['steps']} in {ours['seconds']:.0f} s, {found['of the best']:.3f} of "
-                    f"the best; Cachew {others['cachew']}, HPA {others['hpa']}",
+                    "the best",
                     flush=True,
                 )
     off = max(abs(each["chosen"]["workers"] - each["knee"]) for each in results.values())
@@ -168,8 +131,7 @@ def measure() -> Mapping[str, Any]:
 
 def _table(results: Mapping[str, Any]) -> list[list[str]]:
     """For the page of figures."""
-    head = ["training, mode", "knee", "chosen", "numbers tried", "seconds", "batch time, of the best"]
-    rows = [[*head, "Cachew, 1 to 11 %", "HPA", "its time, of ours", "its cost, of ours"]]
+    rows = [["training, mode", "knee", "chosen", "numbers tried", "seconds", "batch time, of the best"]]
     for name, each in results.items():
         ours = each["chosen"]
         tried = ", ".join(map(str, ours["steps"]))
@@ -181,10 +143,6 @@ def _table(results: Mapping[str, Any]) -> list[list[str]]:
                 tried,
                 f"{ours['seconds']:.0f}",
                 f"{each['of the best']:.3f}",
-                ", ".join(map(str, each["cachew"].values())),
-                str(each["hpa"]),
-                f"{each['hpa time']:.2f}",
-                f"{each['hpa cost']:.2f}",
             ]
         )
     return rows

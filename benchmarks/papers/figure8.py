@@ -1,13 +1,15 @@
-"""Cachew's Figure 8 on a service: what each mode takes as computing gets more expensive, and which one is chosen.
+"""Cachew's Figures 2 and 8: what each mode takes as computing gets more expensive, and which one is chosen.
 
     python -m benchmarks.papers.figure8 [--json FILE]
 
-Read, autocache, inflate by 2.5, sleep for t, autocache, batch. A source element takes 40 ms to read, one after the
+Read, autocache, inflate by 2.5, compute for t, autocache, batch. A source element takes 40 ms to read, one after the
 other however many threads ask; the cache is a folder with 2.2 times the source's bandwidth, in either direction (see
 :mod:`benchmarks.papers.throttled`), so that an inflated element takes 45.5 ms to read from it. The paper has 350 and
-398 ms. So up to t = 40 ms reading is what is waited for and a cache of the source helps, from 45.5 ms on one of all,
-and in between none. For each t every mode is forced by ``autocache(mode=...)`` and takes its time in an epoch from the
-cache; then the service chooses by itself. One worker; times are of all elements but the first of an epoch.
+398 ms. The worker is a small host of half a core (:mod:`benchmarks.small_hosts`), so that it computes for t with t / 2
+of processor time, and whatever else an element costs takes its time, too. For each t every mode is forced by
+``autocache(mode=...)`` and takes its time in an epoch from the cache; then the service chooses by itself, and takes its
+own. Last, a training that needs longer for an element than any mode, which no cache makes faster. Times are of all
+elements but the first of an epoch.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.papers.report import main
 from benchmarks.papers.throttled import Link, pause
+from benchmarks.small_hosts import fleet_of, host
 from millrace import Dataset
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import STOP_S, spawn, worker_environment
@@ -38,7 +42,18 @@ NBYTES = 2_000_000
 READ_S = 0.040
 INFLATED = 2.5
 FASTER = 2.2
-SLEEPS_MS = (0, 15, 30, 36, 43, 44, 52, 60, 80)
+CORES = 0.5
+"""Of the worker's host."""
+
+
+class Point(NamedTuple):
+    """What an element takes, in milliseconds: the worker to compute, and the training."""
+
+    compute_ms: int
+    own_ms: int = 0
+
+
+POINTS = (*map(Point, (0, 10, 20, 30, 40, 50, 60, 80)), Point(20, own_ms=70))
 ELEMENTS = 120
 """Of an epoch."""
 TASKS = 3
@@ -79,19 +94,22 @@ def inflate(element: Any) -> Any:
     return np.resize(element, int(INFLATED * NBYTES))
 
 
-def work(sleep_s: float, element: Any) -> Any:
-    """Takes its time."""
-    pause(sleep_s)
+def work(cpu_s: float, element: Any) -> Any:
+    """Computes for so long."""
+    row = np.arange(512)
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        np.sort(row)
     return element
 
 
-def pipeline(sleep_s: float, source_mode: str, full_mode: str, count: int = ELEMENTS) -> Dataset:
-    """Reads, inflates and sleeps, with a point after the source and another one at the end."""
+def pipeline(compute_s: float, source_mode: str, full_mode: str, count: int = ELEMENTS) -> Dataset:
+    """Reads, inflates and computes, with a point after the source and another one at the end."""
     return (
         Dataset.from_map_style(Source(count))
         .autocache(source_mode)
         .map(inflate, num_parallel_calls=1)
-        .map(functools.partial(work, sleep_s), num_parallel_calls=1)
+        .map(functools.partial(work, CORES * compute_s), num_parallel_calls=1)
         .autocache(full_mode)
         .batch(1)
     )
@@ -99,8 +117,10 @@ def pipeline(sleep_s: float, source_mode: str, full_mode: str, count: int = ELEM
 
 @contextlib.contextmanager
 def service() -> Iterator[str]:
-    """Address of a service with one worker, whose cache is throttled; a fresh one."""
+    """Address of a service with one worker, a small host whose cache is throttled; a fresh one."""
     with contextlib.ExitStack() as stack:
+        fleet = fleet_of(f"millrace-fleet-{uuid.uuid4().hex[:8]}")
+        stack.callback(fleet.close)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-figure8-"))
         cache = ("--cache-dir", folder, "--cache-bytes", str(CACHE_BYTES))
         dispatcher = spawn(["dispatcher", "--port", "0", *cache], worker=False, stdout=subprocess.PIPE)
@@ -110,12 +130,14 @@ def service() -> Iterator[str]:
         rate = FASTER * NBYTES / READ_S / 1e6
         command = ["-m", "benchmarks.papers.throttled", str(rate), "worker", "--dispatcher", address, "--parent-pipe"]
         environment = worker_environment({**os.environ, "PYTHONPATH": os.pathsep.join([_ROOT, *sys.path[1:]])})
-        worker = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=environment, cwd=_ROOT)
+        command = [sys.executable, *command]
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=_ROOT, text=True)
+        host(stack, fleet, "worker", CORES, worker)
         stack.callback(_stop, worker)
         yield address
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     try:
         process.wait(STOP_S)
@@ -124,9 +146,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def epoch_s(served: Any) -> float:
-    """Seconds per element of an epoch, from its first element on."""
-    times = [time.perf_counter() for _ in served]
+def epoch_s(served: Any, own_s: float) -> float:
+    """Seconds per element of an epoch, from its first element on, of a training that takes so long for one."""
+    times = []
+    for _ in served:
+        times.append(time.perf_counter())
+        if own_s:
+            pause(own_s)
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
@@ -135,50 +161,51 @@ def _job(address: str) -> dict[str, Any]:
     return next(job for job in fetch_status(address)["jobs"] if job["name"] == JOB)
 
 
-def forced(sleep_s: float, mode: str) -> float:
+def forced(point: Point, mode: str) -> float:
     """Seconds per element in a mode, with the cache full.
 
     Raises:
         RuntimeError: it did not become full.
     """
-    with service() as address, _reading(address, sleep_s, *MODES[mode]) as served:
+    with service() as address, _reading(address, point, *MODES[mode]) as served:
         for _ in range(EPOCHS):
-            took = epoch_s(served)
+            took = epoch_s(served, point.own_ms / 1000)
             if _job(address)["mode"] in ("compute", "get"):
-                return took if mode == "compute" else epoch_s(served)
-    raise RuntimeError(f"{mode} at {sleep_s} s still writes after {EPOCHS} epochs")
+                return took if mode == "compute" else epoch_s(served, point.own_ms / 1000)
+    raise RuntimeError(f"{mode} at {point} still writes after {EPOCHS} epochs")
 
 
-def chosen(sleep_s: float) -> dict[str, Any]:
+def chosen(point: Point) -> dict[str, Any]:
     """What the service does by itself: mode, time and reason in each epoch, until it writes no more and in one more."""
     epochs: list[dict[str, Any]] = []
-    with service() as address, _reading(address, sleep_s, "auto", "auto") as served:
+    with service() as address, _reading(address, point, "auto", "auto") as served:
         while len(epochs) < EPOCHS and [each["mode"] in ("compute", "get") for each in epochs[-2:]] != [True, True]:
-            took, job = epoch_s(served), _job(address)
-            point = FULL if job["cache"]["point"] == FULL_LABEL else SOURCE
-            mode = "compute" if job["mode"] in ("compute", "profile") else point
+            took, job = epoch_s(served, point.own_ms / 1000), _job(address)
+            cached = FULL if job["cache"]["point"] == FULL_LABEL else SOURCE
+            mode = "compute" if job["mode"] in ("compute", "profile") else cached
             epochs.append({"mode": job["mode"], "of": mode, "element_s": took, "reason": job["cache"]["why"]})
     return {"chosen": epochs[-1]["of"], "chosen_s": epochs[-1]["element_s"], "epochs": epochs}
 
 
-def _reading(address: str, sleep_s: float, source_mode: str, full_mode: str) -> Any:
-    return pipeline(sleep_s, source_mode, full_mode).distribute(address, job_name=JOB, tasks=TASKS)
+def _reading(address: str, point: Point, source_mode: str, full_mode: str) -> Any:
+    return pipeline(point.compute_ms / 1000, source_mode, full_mode).distribute(address, job_name=JOB, tasks=TASKS)
 
 
-def measure(sleeps_ms: tuple[int, ...] = SLEEPS_MS) -> Mapping[str, Any]:
+def measure(points: tuple[Point, ...] = POINTS) -> Mapping[str, Any]:
     """Runs and prints."""
     rows = []
-    for sleep_ms in sleeps_ms:
-        times = {mode: forced(sleep_ms / 1000, mode) for mode in MODES}
-        found = chosen(sleep_ms / 1000)
+    for point in points:
+        times = {mode: forced(point, mode) for mode in MODES}
+        found = chosen(point)
         of_fastest = times[found["chosen"]] / min(times.values())
-        rows.append({"sleep_s": sleep_ms / 1000, "element_s": times, "of_fastest": of_fastest, **found})
-        each = ", ".join(f"{mode} {1000 * seconds:.1f}" for mode, seconds in times.items())
-        print(f"{sleep_ms:3} ms: {each} ms; chosen: {found['chosen']}, {of_fastest:.3f} of the fastest", flush=True)
+        rows.append({**point._asdict(), "element_s": times, "of_fastest": of_fastest, **found})
+        print("  ".join(table(rows)[-1]), flush=True)
     worst = max(row["of_fastest"] for row in rows)
     modes = dict.fromkeys(row["chosen"] for row in rows)
     print(f"modes: {', '.join(modes)}; at most {worst:.3f} of the fastest (target {1 + MARGIN})")
     return {
+        "modelled": "the source's and the cache's links (waits), the training (a wait), and the worker's host: a quota "
+        "of one machine's cores",
         "modes": list(modes),
         "rounds": [{"service": {"of the fastest": worst}}],
         "table": table(rows),
@@ -188,12 +215,15 @@ def measure(sleeps_ms: tuple[int, ...] = SLEEPS_MS) -> Mapping[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """For the page of figures: milliseconds per element."""
-    head = ["t, ms", *(f"{mode}, ms" for mode in MODES), "chosen", "of the fastest"]
+    modes = [f"{mode}, ms" for mode in MODES]
+    head = ["t, ms", "a training's own ms", *modes, "chosen", "its own time, ms", "the mode, of the fastest"]
     return [head] + [
         [
-            f"{1000 * row['sleep_s']:.0f}",
+            str(row["compute_ms"]),
+            str(row["own_ms"]),
             *(f"{1000 * row['element_s'][mode]:.1f}" for mode in MODES),
             row["chosen"],
+            f"{1000 * row['chosen_s']:.1f}",
             f"{row['of_fastest']:.3f}",
         ]
         for row in rows

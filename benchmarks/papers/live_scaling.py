@@ -5,8 +5,9 @@
 A fleet of up to eight small hosts, each a worker with a quota of a fifth of a core (:mod:`benchmarks.small_hosts`). A
 training takes an element in a certain time. An element costs processor time, which is computed; or a store's answer,
 which is waited for; or both. First the rate with each number of workers: the knee is the fewest with which the training
-gets nearly what it gets with the best. Then millrace's own policy, Cachew's and the rule of Kubernetes' autoscaler
-(80 % of the processor time that a host may use, as measured) scale the service by themselves, until they have settled.
+gets nearly what it gets with the best. Then millrace's own policy, Cachew's (as published, and as in its released
+code) and the rule of Kubernetes' autoscaler (80 % of the processor time that a host may use, as measured) scale the
+service by themselves, until they have settled.
 What Kubernetes' rule sees is what workers measure of their own processes; nothing is assumed of it.
 """
 
@@ -73,6 +74,7 @@ WORKS = {
 POLICIES = {
     "millrace": ("millrace", 1),
     "Cachew": ("cachew", 1),
+    "Cachew, its code": ("cachew-released", 1),
     "Kubernetes, from 1": ("hpa", 1),
     "Kubernetes, from 2": ("hpa", 2),
 }
@@ -112,17 +114,24 @@ def measured(reading: Reading, fleet: Fleet) -> dict[str, float]:
     return {"elements": count / seconds, "cores": (fleet.used_s() - used_s) / seconds}
 
 
-def with_workers(work: Cost, workers: int) -> dict[str, float]:
-    """The same of a fixed number of workers, which have been reading for a while."""
+@contextlib.contextmanager
+def reading_with(work: Cost, workers: int, own_s: float = OWN_S) -> Iterator[tuple[Reading, Fleet]]:
+    """A training on a fixed number of workers, which have been reading for a while."""
     with (
         service(f"{workers}-{workers}", workers) as (address, fleet),
         work.dataset().distribute(address, job_name="reads", tasks=400) as served,
     ):
-        reading = Reading(address, "reads", iter(served), OWN_S)
+        reading = Reading(address, "reads", iter(served), own_s)
         until = time.perf_counter() + 2.0
         while time.perf_counter() < until or job_of(address, "reads")["workers"]["observed"] < workers:
             reading.read(10)
         reading.empty()
+        yield reading, fleet
+
+
+def with_workers(work: Cost, workers: int) -> dict[str, float]:
+    """The same of a fixed number of workers."""
+    with reading_with(work, workers) as (reading, fleet):
         return measured(reading, fleet)
 
 
@@ -148,7 +157,12 @@ def scaled(work: Cost, policy: str, first: int) -> dict[str, Any]:
         found = {"settled_s": time.perf_counter() - began, "host_s": host_s, "core_s": fleet.used_s() - used_s}
         found |= measured(reading, fleet)
         workers = job_of(address, "reads")["workers"]
-        return {"workers": workers["observed"], **found, "why": workers["why"], "timeline": reading.timeline}
+        changes = [
+            row
+            for number, row in enumerate(reading.timeline)
+            if not number or row["plan"] != reading.timeline[number - 1]["plan"]
+        ]
+        return {"workers": workers["observed"], **found, "why": workers["why"], "changes": changes}
 
 
 def knee(rates: dict[int, float]) -> int:
@@ -167,7 +181,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         policies = {}
         for policy, (kind, first) in POLICIES.items():
             policies[policy] = scaled(work, kind, first)
-            short = {key: each for key, each in policies[policy].items() if key != "timeline"}
+            short = {key: each for key, each in policies[policy].items() if key != "changes"}
             print(f"  {policy}: {short}", flush=True)
         rates = {workers: each["elements"] for workers, each in fixed.items()}
         found[name] = {"fixed": fixed, "knee": knee(rates), "best": max(rates.values()), "policies": policies}

@@ -30,6 +30,7 @@ FEW = 33
 NAMES: Mapping[str, str] = {
     "millrace": "millrace",
     "cachew": "Cachew's",
+    "cachew-released": "Cachew's, as its code has them",
     "hpa": "Kubernetes'",
     "cheapest": '`workers="cheapest"`',
 }

@@ -79,10 +79,10 @@ def add_scaling(command: argparse.ArgumentParser) -> None:
     """Add the options about how many workers jobs get."""
     command.add_argument(
         "--scaling-policy",
-        choices=("millrace", "cachew", "hpa"),
+        choices=("millrace", "cachew", "cachew-released", "hpa"),
         default="millrace",
-        help="that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or those of"
-        " Kubernetes' HPA at 80 %% CPU (default millrace)",
+        help="that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules, as"
+        " published or as in its released code, or those of Kubernetes' HPA at 80 %% CPU (default millrace)",
     )
     command.add_argument(
         "--prices",

@@ -32,7 +32,9 @@ def _add_autoscale(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command = kinds.add_parser("autoscale", help="how many workers jobs get, beside the fewest that would do")
     command.add_argument("--seeds", type=positive, default=1000, metavar="N", help="how many jobs (default 1000)")
     command.add_argument(
-        "--policy", default="", help="this one alone: millrace, cachew, hpa or cheapest (default: all)"
+        "--policy",
+        default="",
+        help="this one alone: millrace, cachew, cachew-released, hpa or cheapest (default: all)",
     )
     add_json(command)
     command.set_defaults(run=_simulate_autoscale)

@@ -34,8 +34,8 @@ class LocalService(Service):
         source_cache_bytes: that this may take; None: half of what is free where the folder is.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.
-        scaling_policy: that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or
-            those of Kubernetes' HPA.
+        scaling_policy: that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules,
+            as published or as in its released code, or those of Kubernetes' HPA.
         prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``; or
             ``"aws"``, ``"azure"`` or ``"gcp"``. None: usual ones.
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
@@ -73,7 +73,7 @@ class LocalService(Service):
         source_cache: str | None = None,
         source_cache_bytes: int | None = None,
         work_dir: str | None = None,
-        scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
+        scaling_policy: Literal["millrace", "cachew", "cachew-released", "hpa"] = "millrace",
         prices: str | None = None,
         quotas: Mapping[str, int] | None = None,
         job_quotas: Mapping[str, int] | None = None,

@@ -86,7 +86,7 @@ class RayService(Service):
         source_cache: str | None = None,
         source_cache_bytes: int | None = None,
         work_dir: str | None = None,
-        scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
+        scaling_policy: Literal["millrace", "cachew", "cachew-released", "hpa"] = "millrace",
         prices: str | None = None,
         quotas: Mapping[str, int] | None = None,
         job_quotas: Mapping[str, int] | None = None,

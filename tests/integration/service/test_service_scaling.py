@@ -136,7 +136,9 @@ def test_a_service_with_the_rule_of_kubernetes_does_not_see_that_a_consumer_wait
 def test_a_local_service_is_told_how_to_scale(tmp_path):
     with mr.LocalService(1, 2, scaling_policy="hpa") as service:
         assert service.status()["scaling_policy"] == "hpa"
-    with pytest.raises(mr.PipelineError, match="scaling_policy is one of millrace, cachew, hpa, not 'magic'"):
+    with pytest.raises(
+        mr.PipelineError, match="scaling_policy is one of millrace, cachew, cachew-released, hpa, not 'magic'"
+    ):
         mr.LocalService(1, 2, scaling_policy=cast("Any", "magic"))
     with pytest.raises(mr.ServiceError, match=r"prices cannot be read from .*none\.toml: No such file"):
         mr.LocalService(1, 2, prices=str(tmp_path / "none.toml"))

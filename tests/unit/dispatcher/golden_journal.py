@@ -262,7 +262,7 @@ def _cache(service: Service) -> None:
 def _scale(service: Service) -> None:
     """Jobs whose consumers wait, and get more workers for it by one policy or another."""
     usual = service.settings
-    for policy in ("cheapest", "cachew", "hpa", "millrace"):
+    for policy in ("cheapest", "cachew", "cachew-released", "hpa", "millrace"):
         service.settings = msgspec.structs.replace(usual, least_workers=1, most_workers=1000)
         if policy != "cheapest":
             service.settings = msgspec.structs.replace(service.settings, scaling_policy=policy)

@@ -2,7 +2,7 @@
 
 from millrace.policies.scaling import cachew_scaling, hpa
 from millrace.policies.scaling.autoscale import Limits, Look
-from millrace.policies.scaling.cachew_scaling import REVISIT_LOOKS, CachewScale
+from millrace.policies.scaling.cachew_scaling import PUBLISHED, RELEASED, CachewScale
 
 LIMITS = Limits(1, 100)
 
@@ -29,7 +29,7 @@ def test_cachew_never_goes_beyond_33():
 def test_cachew_comes_back_after_ten_looks():
     scale = CachewScale(4, "settled", settled_s=1.0, queue=10.0)
     slower = Look(4, 1.2, 0.2, 1.0)
-    for _ in range(REVISIT_LOOKS - 1):
+    for _ in range(PUBLISHED.looks - 1):
         scale = cachew_scaling.step(scale, slower, LIMITS, queue=10.0).value
         assert scale.workers == 4
     assert cachew_scaling.step(scale, slower, LIMITS, queue=10.0).value.workers == 5
@@ -49,11 +49,65 @@ def test_cachew_waits_for_its_workers_for_half_a_minute_and_tries_one_more_after
     assert (limited.value.workers, limited.value.phase) == (3, "settled")
     assert "3 of 4 workers were there for 30 s: that is the limit for 10 looks" in limited.reason
     scale = limited.value
-    for _ in range(REVISIT_LOOKS - 1):
+    for _ in range(PUBLISHED.looks - 1):
         scale = cachew_scaling.step(scale, fewer, LIMITS).value
         assert scale.workers == 3
     assert cachew_scaling.step(scale, fewer, LIMITS).value.workers == 4
     assert cachew_scaling.step(scale, fewer, Limits(1, 3)).value.workers == 3
+
+
+def released(needed: float, looks: int) -> list[int]:
+    """The same by the released code."""
+    scale, path = CachewScale(released=True), []
+    for _ in range(looks):
+        batch_s = max(1.0, needed / scale.workers)
+        scale = cachew_scaling.step(scale, Look(scale.workers, batch_s, 0.0, 1.0), LIMITS, queue=1.0).value
+        path.append(scale.workers)
+    return path
+
+
+def test_the_released_code_asks_for_seven_percent():
+    assert released(4, 6) == [2, 3, 4, 5, 4, 4]
+    assert max(released(80, 99)) == 15  # the fifteenth brings a fifteenth, 6.7 %
+    assert released(80, 99)[-1] == 14
+
+
+def test_the_released_code_keeps_what_there_was_without_the_superfluous_worker():
+    scale = CachewScale(4, "up", before_s=1.0, before_queue=3.0, released=True)
+    look = Look(4, 0.95, 0.0, 1.0)
+    found = cachew_scaling.step(scale, look, LIMITS, queue=9.0).value
+    assert (found.workers, found.phase, found.settled_s, found.queue) == (3, "settled", 1.0, 3.0)
+    published = cachew_scaling.step(
+        CachewScale(4, "up", before_s=0.96, before_queue=3.0), look, LIMITS, queue=9.0
+    ).value
+    assert (published.workers, published.settled_s, published.queue) == (3, 0.96, 9.0)
+
+
+def test_the_released_code_asks_the_queue_first_after_twenty_looks_and_both_for_half_more():
+    def after(batch_s: float, queue: float, known: float = 10.0) -> tuple[int, str]:
+        scale = CachewScale(4, "settled", settled_s=1.0, queue=known, released=True)
+        for _ in range(RELEASED.looks - 1):
+            scale = cachew_scaling.step(scale, Look(4, batch_s, 0.0, 1.0), LIMITS, queue=queue).value
+            assert scale.workers == 4
+        scale = cachew_scaling.step(scale, Look(4, batch_s, 0.0, 1.0), LIMITS, queue=queue).value
+        return scale.workers, scale.phase
+
+    assert after(1.6, 16.0) == (3, "down")
+    assert after(1.6, 10.0) == (5, "up")
+    assert after(1.4, 14.0) == (4, "settled")
+    assert after(1.6, 16.0, known=0.0) == (4, "settled")  # there is no growth of nothing
+
+
+def test_the_released_code_goes_back_from_the_least_and_takes_an_unstable_look_for_none():
+    scale = CachewScale(1, "down", before_s=1.0, before_queue=5.0, released=True)
+    assert cachew_scaling.step(scale, Look(1, 2.3, 0.0, 1.0), LIMITS, queue=7.0).value == scale
+    found = cachew_scaling.step(scale, Look(1, 1.0, 0.0, 1.0), LIMITS, queue=7.0).value
+    assert (found.workers, found.phase, found.settled_s, found.queue) == (2, "settled", 1.0, 5.0)
+    needed = cachew_scaling.step(scale, Look(1, 1.04, 0.0, 1.0), LIMITS, queue=7.0)
+    assert (needed.value.workers, needed.reason) == (2, "the last worker was needed")
+    rising = CachewScale(2, "up", before_s=1.0, released=True)
+    assert cachew_scaling.step(rising, Look(2, 2.3, 0.0, 1.0), LIMITS).value == rising
+    assert cachew_scaling.step(CachewScale(2, "up", before_s=1.0), Look(2, 2.3, 0.0, 1.0), LIMITS).value.workers == 1
 
 
 def test_cachew_keeps_to_limits_that_have_become_lower_and_says_why():

@@ -18,9 +18,9 @@ from millrace.policies.scaling.cachew_scaling import CachewScale
 from millrace.policies.scaling.cost_scaling import CheapScale
 from millrace.policies.scaling.hpa import HpaScale
 
-Kind = Literal["millrace", "cachew", "hpa", "cheapest"]
+Kind = Literal["millrace", "cachew", "cachew-released", "hpa", "cheapest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "hpa")
+SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "cachew-released", "hpa")
 """Policies that a service can be told to use."""
 Other = CachewScale | CheapScale | HpaScale
 """State of another policy than :mod:`millrace.policies.scaling.autoscale`."""
@@ -49,7 +49,7 @@ def kind_of(scale: Scale | Other) -> Kind:
     """Return the policy that a state belongs to."""
     match scale:
         case CachewScale():
-            return "cachew"
+            return "cachew-released" if scale.released else "cachew"
         case HpaScale():
             return "hpa"
         case CheapScale():
@@ -61,8 +61,9 @@ def begin(kind: Kind, workers: int, limits: Limits) -> Found:
     """Begin a job, or look at it anew, with so many workers; with Cachew's rules always with the least (4.3)."""
     first = limits.clip(workers)
     match kind:
-        case "cachew":
-            return Decision(CachewScale(limits.least), f"Cachew's rules begin with {limits.least}")
+        case "cachew" | "cachew-released":
+            scale = CachewScale(limits.least, released=kind == "cachew-released")
+            return Decision(scale, f"Cachew's rules begin with {limits.least}")
         case "hpa":
             return Decision(HpaScale(first), f"begins with {first}")
         case "cheapest":
@@ -85,7 +86,7 @@ def step(scale: Scale | Other, sight: Observation, limits: Limits) -> Found:
 def pause_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
     """Whether looks say something again, so many elements of each consumer and seconds after workers came or went."""
     match kind:
-        case "cachew":
+        case "cachew" | "cachew-released":
             return elements >= autoscale.PAUSE_ELEMENTS
         case "hpa":
             return True
@@ -95,7 +96,7 @@ def pause_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
 def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
     """Whether a look is long enough, after so many elements and seconds."""
     match kind:
-        case "cachew":
+        case "cachew" | "cachew-released":
             return elements >= autoscale.LOOK_ELEMENTS
         case "hpa":
             return seconds >= hpa.PERIOD_S
@@ -107,7 +108,11 @@ def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
 
     Other policies than millrace's own don't ask how many elements were read, and how many came meanwhile.
     """
-    return kind in {"cachew", "hpa"} or waits > autoscale.CLEAR or came >= (1 - autoscale.MARGIN) * elements
+    return (
+        kind in {"cachew", "cachew-released", "hpa"}
+        or waits > autoscale.CLEAR
+        or came >= (1 - autoscale.MARGIN) * elements
+    )
 
 
 def settled(before: Scale | Other | None, scale: Scale | Other) -> bool:
