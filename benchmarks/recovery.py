@@ -29,13 +29,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 import millrace
-from benchmarks.harness import Benchmark, Contestant, Figure, Options, main
+from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn, worker_environment
 
 HEARTBEAT_S = 1.0
 ELEMENTS = 100
-ELEMENT_S = 0.01
 BATCH = 10
 READ_BATCHES = 5
 """Of the task, when its worker dies."""
@@ -45,13 +44,13 @@ _ELSEWHERE = (
 _ASK_S = 0.02
 
 
-def _task(folder: str) -> millrace.Dataset:
-    """A second of work, of which each process that does it leaves a note when it began."""
+def _task(folder: str, element_s: float) -> millrace.Dataset:
+    """Work of some seconds, of which each process that does it leaves a note when it began."""
 
     def work(number: int) -> int:
         with contextlib.suppress(FileExistsError), open(os.path.join(folder, str(os.getpid())), "x") as note:
             note.write(str(time.time()))
-        threading.Event().wait(ELEMENT_S)
+        threading.Event().wait(element_s)
         return number
 
     return millrace.Dataset.range(ELEMENTS).map(work).batch(BATCH)
@@ -64,7 +63,7 @@ def _death(options: Options, *, sent: signal.Signals, elsewhere: bool) -> Mappin
         log = os.path.join(folder, "log")
         address = ends.enter_context(_dispatcher(folder, log))
         _join(first, address, "first")
-        dataset = ends.enter_context(_task(folder).distribute(address, tasks=1))
+        dataset = ends.enter_context(_task(folder, options["element"] / 1000).distribute(address, tasks=1))
         batches = dataset.epochs(1)
         next(batches)
         _join(spare, address, "spare")  # too late to be given anything
@@ -158,7 +157,7 @@ BENCHMARK = Benchmark(
         ),
     ),
     reference="killed, on another host",
-    sizes={},
+    sizes={"element": Size(10, 40, "milliseconds of an element, of which the task has 100")},
     rounds=11,
 )
 

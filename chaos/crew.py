@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import random
@@ -26,7 +27,9 @@ from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import MillraceError
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
-"""Processes listen at the first; the second is where they are known to be, and a proxy listens."""
+"""Workers listen at the first; the second is where processes are known to be, and a proxy listens."""
+_OWN = str(ipaddress.ip_address("127.128.0.0") + os.getpid())
+"""Address at which the dispatcher listens: nobody else takes its port while it is started again."""
 HEARTBEAT_S = 1.0
 GUARD_S = 90.0
 """Whatever is waited for takes seconds; what takes this long has failed."""
@@ -140,7 +143,7 @@ class Crew:
         self._folder, self.work_dir = folder, work_dir
         self.cache_dir, self._cache_bytes = cache_dir, cache_bytes
         self._started = 0
-        self._address = (HERE, 0)
+        self._address = (_OWN, 0)
         self._dispatcher: subprocess.Popen[bytes] | None = None
         self._proxy: Proxy | None = None
         self._busy: set[Worker | Reader] = set()

@@ -15,8 +15,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # collector has no garbage to look for among them, neither now nor, as they are frozen below, in each test.
 gc.disable()
 
-# No test fails because the machine is slow. A commit is tested with the same examples each time, so that it is either good
-# or not; at night there are more of them, drawn anew.
+# No test fails because the machine is slow. A commit is tested with the same examples each time, so that it is either
+# good or not; at night there are more of them, drawn anew.
 _NIGHTLY = bool(os.environ.get("MILLRACE_ALL_CASES"))
 settings.register_profile(
     "millrace",

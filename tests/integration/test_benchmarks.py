@@ -307,6 +307,7 @@ def test_requests_are_predicted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(costs, "CASES", {name: costs.CASES[name] for name in cases})
     found = costs.requests()
     assert {name: row["counted"] for name, row in found.items()} == {
-        name: pytest.approx(row["predicted"], rel=costs.MOST_OFF) for name, row in found.items()
+        name: pytest.approx(row["predicted"], rel=0.06)  # a service may ask a second time for a twentieth, if slow
+        for name, row in found.items()
     }
     assert {name: row["counted lists"] for name, row in found.items()} == dict.fromkeys(cases, 1)

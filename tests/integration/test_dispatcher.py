@@ -6,10 +6,12 @@ import asyncio
 import errno
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -241,7 +243,7 @@ def test_a_session_begins_with_a_greeting(loop: Loop, peers: list[Peer]) -> None
 
 
 def test_a_lost_workers_tasks_go_to_another(loop: Loop, peers: list[Peer]) -> None:
-    address = loop.dispatcher(heartbeat_s=0.2).address
+    address = loop.dispatcher(heartbeat_s=2.0).address  # who is silent for two and a half of them is given up, too
     one = worker(peers, address, "one")
     reader = consumer(peers, address)
     reader.send(msg.BeginEpoch(0))
@@ -418,15 +420,15 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     dispatcher = loop.dispatcher(cluster=cluster, workers=1)
     reader = consumer(peers, dispatcher.address)
     reader.wait(msg.JobJoined)
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     for _ in range(2):
         cluster.ended("", "exited with status 1", False)
-        assert cluster.more.acquire(timeout=5)
+        assert cluster.more.acquire(timeout=20)
     cluster.ended("", "exited with status 1", False)
     notice = reader.wait(msg.Notice)
     assert "3 workers ended within 10 s" in notice.text
     assert "exited with status 1" in notice.text
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     fleet = ask_status(reader)["fleet"]
     assert (fleet["plan"], fleet["requested"], fleet["observed"]) == (1, 1, 0)
     loop.run(dispatcher.stop(0.1))
@@ -441,10 +443,10 @@ def test_a_worker_that_runs_and_does_not_register_is_ended_and_another_one_is_as
     dispatcher._state.settings = msgspec.structs.replace(dispatcher._state.settings, patience_s=0.1)
     reader = consumer(peers, dispatcher.address)
     reader.wait(msg.JobJoined)
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     cluster.names = ["hung"]
     assert "did not register: it is ended, and another one is asked for" in reader.wait(msg.Notice).text
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     cluster.names = []
 
 
@@ -462,10 +464,10 @@ def test_workers_that_leave_are_replaced_and_nobody_is_warned(
     cluster = Processes()
     dispatcher = loop.dispatcher(cluster=cluster, workers=1)
     for name in ("one", "two", "three", "four"):
-        assert cluster.more.acquire(timeout=5)
+        assert cluster.more.acquire(timeout=20)
         leave(peers, dispatcher.address, name)
         cluster.ended(name, "ended with exit status 0", True)
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     assert caplog.messages == []
 
 
@@ -478,9 +480,9 @@ def test_a_dispatcher_that_comes_back_knows_who_was_leaving(
     cluster = Processes()
     loop.dispatcher(work_dir=str(tmp_path), cluster=cluster, workers=1)
     for known in (True, False):
-        assert cluster.more.acquire(timeout=5)
+        assert cluster.more.acquire(timeout=20)
         cluster.ended("one" if known else "two", "ended with exit status 0", True)
-    assert cluster.more.acquire(timeout=5)
+    assert cluster.more.acquire(timeout=20)
     assert caplog.messages == ["worker two ended with exit status 0"]
 
 
@@ -495,9 +497,8 @@ def test_status_says_who_waits_and_why(loop: Loop, peers: list[Peer]) -> None:
     status = ask_status(alone)
     first, second = (job["why"] for job in status["jobs"])
     assert first == "job first waits for its sources to be listed by worker w"
-    assert second == (
-        "job second has waited 0 s for a worker: 1 worker, serving first; its turn comes at the end of a task"
-    )
+    waits = r"job second has waited \d+ s for a worker: 1 worker, serving first; its turn comes at the end of a task"
+    assert re.fullmatch(waits, second)
     assert status["workers"][0]["why"] == "lists the sources of first"
     assert status["jobs"][0]["consumers"][0]["why"] == "has joined and not begun an epoch"
 
@@ -763,4 +764,6 @@ def test_a_job_that_was_not_listed_yet_ends_after_a_restart_as_any_does(loop: Lo
     peer.wait(msg.JobJoined)
     peer.send(msg.LeaveJob())
     assert consumer(peers, second.address, "d", name="another").wait(msg.JobJoined).job == "another"
-    assert [job["name"] for job in ask_status(peer)["jobs"]] == ["another"]
+    until = time.monotonic() + 20  # the two have sessions of their own
+    while [job["name"] for job in ask_status(peer)["jobs"]] != ["another"]:
+        assert time.monotonic() < until

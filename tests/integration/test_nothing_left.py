@@ -5,18 +5,17 @@ the middle of an epoch; its descendants are then looked up in the process table,
 """
 
 import contextlib
-import errno
 import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from tests.integration.listening_sockets import listening
 from tests.pairwise import alternately
 
 WAIT_S = 60
@@ -88,6 +87,8 @@ class Script:
         self.addresses = json.loads(self.process.stdout.readline() or "[]")
         assert self.addresses, self.process.communicate()[1]
         self.descendants = descendants(self.process.pid)
+        self.sockets = listening(self.addresses)
+        assert len(self.sockets) == len(self.addresses)
         for pid in (self.process.pid, *self.descendants):
             assert named_memory(pid) == set(), "what has a name can be left behind"
 
@@ -100,7 +101,7 @@ class Script:
         """Waits until it has ended; what it said on stderr. Nothing may be left then."""
         _, said = self.process.communicate(timeout=WAIT_S)
         wait_gone(self.descendants)
-        assert [address for address in self.addresses if listens(address)] == []
+        assert listening(self.addresses) & self.sockets == set()
         assert list(self.folder.iterdir()) == []
         return said
 
@@ -128,12 +129,6 @@ def wait_gone(handles):
         ended = waiting.poll(WAIT_S * 1000)
         os.close(handle)
         assert ended, f"process {pid} is still there"
-
-
-def listens(address):
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) != errno.ECONNREFUSED
 
 
 def named_memory(pid):

@@ -1,18 +1,17 @@
 """However a dispatcher or a worker ends, nothing of it is left, and nobody waits for it for ever."""
 
-import errno
 import gc
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 from chaos.child_processes import ends_within
+from tests.integration.listening_sockets import listening
 
 import millrace as mr
 
@@ -86,12 +85,6 @@ def ended(process):
     return process.returncode, said
 
 
-def listens(address):
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) != errno.ECONNREFUSED
-
-
 def workers_of(status):
     return [worker["pid"] for worker in status["workers"]], [worker["address"] for worker in status["workers"]]
 
@@ -100,6 +93,8 @@ def test_ctrl_c_in_a_terminal_ends_all_three(processes):
     dispatcher, address = processes.dispatcher()
     worker = processes.start("worker", "--dispatcher", address)
     training = processes.training(address)
+    sockets = listening([address])
+    assert sockets
     os.killpg(processes.group, signal.SIGINT)
     status, said = ended(training)
     assert status == -signal.SIGINT
@@ -107,7 +102,7 @@ def test_ctrl_c_in_a_terminal_ends_all_three(processes):
     assert "Exception ignored" not in said
     assert ended(dispatcher) == (0, "")
     assert ended(worker) == (0, "")
-    assert not listens(address)
+    assert not listening([address]) & sockets
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -118,12 +113,14 @@ def test_a_dispatcher_that_ends_takes_its_own_workers_along(how, processes):
         next(numbers)
         pids, addresses = workers_of(there.status())
         assert pids
+        sockets = listening([address, *addresses])
+        assert sockets
         dispatcher.send_signal(how)
         status, said = ended(dispatcher)
         assert status == (-how if how == signal.SIGKILL else 0)
         assert said == ""
         assert all(ends_within(pid, WAIT_S) for pid in pids)
-        assert not any(map(listens, [address, *addresses]))
+        assert not listening([address, *addresses]) & sockets
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

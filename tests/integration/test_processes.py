@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.child_processes import ends_within, runs
+from tests.integration.own_host import OWN_HOST
 
 import millrace as mr
 from millrace.cli import main
@@ -166,12 +167,12 @@ def test_workers_started_by_hand_come_and_go_in_good_order(children):
 
 def test_a_worker_waits_for_its_dispatcher_and_ends_with_its_pipe(children):
     """It finds nobody at first; the dispatcher that comes later at that address has it as a worker."""
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
+    with socket.create_server((OWN_HOST, 0)) as nobody:
         nobody.settimeout(WAIT_S)
         host, port = nobody.getsockname()
         children.append(start_worker(f"{host}:{port}", "--name", "patient"))
         nobody.accept()[0].close()
-    with Dispatcher("--port", str(port)) as dispatcher:
+    with Dispatcher("--host", OWN_HOST, "--port", str(port)) as dispatcher:
         asked = (fetch_status(dispatcher.address)["workers"] for _ in range(10_000))
         [worker] = next(filter(None, asked))
         assert worker["pid"] == children[0].pid

@@ -128,10 +128,15 @@ def test_what_a_killed_saver_was_to_replace_is_there_and_what_it_left_goes(tmp_p
 def test_in_a_folder_the_second_process_is_refused_at_once(tmp_path):
     path = str(tmp_path / "saved")
     first = stopped(tmp_path, path, stop=300)
-    before = names(path)
-    with pytest.raises(mr.PipelineError, match=r"another process is saving to .* now"):
-        mr.Dataset.range(3).save(path, if_exists="replace")
-    assert names(path) == before
+    first.send_signal(signal.SIGSTOP)  # what it has computed ahead it would still write
+    os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        before = names(path)
+        with pytest.raises(mr.PipelineError, match=r"another process is saving to .* now"):
+            mr.Dataset.range(3).save(path, if_exists="replace")
+        assert names(path) == before
+    finally:
+        first.send_signal(signal.SIGCONT)
     said, errors = first.communicate("go on\n", timeout=100)
     assert (first.returncode, said) == (0, "nothing was there\n"), errors
     expect(path)

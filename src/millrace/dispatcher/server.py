@@ -162,7 +162,7 @@ class Dispatcher:
         self._recover = recover
         self._journal: Journal = Journal()
         self._unwritable = self._lacking = ""
-        self._clock = Clock(time.monotonic)
+        self._clock = Clock(time.monotonic, heartbeat_s=heartbeat_s)
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
         self._audit = AuditLog(audit)
@@ -240,7 +240,7 @@ class Dispatcher:
             work_dir.close()
             raise
         self._work_dir = work_dir
-        self._clock = Clock(time.monotonic, at)
+        self._clock = Clock(time.monotonic, at, self._state.settings.heartbeat_s)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         for worker in self._state.workers.values():
             if worker.draining:

@@ -76,7 +76,7 @@ class SimulatedDispatcher(Process):
         self.unwritable = False
         self._cluster, self._invariants = cluster, cluster.invariants
         self._shelved_at = 0.0
-        self._clock = Clock(lambda: network.now, disk.at)
+        self._clock = Clock(lambda: network.now, disk.at, cluster.settings.heartbeat_s)
         self._sessions: dict[tuple[type, str], Connection] = {}
         self._names: dict[Connection, tuple[type, str]] = {}
         self._count = disk.last

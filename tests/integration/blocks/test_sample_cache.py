@@ -591,7 +591,7 @@ class TestFiles:
         for _ in range(5):
             SampleCache(max_samples=5).read("a", 1, lambda: "sample")
             gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # of tests before this one some may be closed only now
 
     def test_kept_samples_that_cannot_be_read_are_fetched_again_and_replaced(self, tmp_path, caplog):
         with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:

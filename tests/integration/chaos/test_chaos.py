@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[3]
 
 

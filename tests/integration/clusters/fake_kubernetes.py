@@ -6,12 +6,14 @@ without an underscore.
 """
 
 import asyncio
+import contextlib
 import copy
 import functools
 import json
 import os
 import random
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -29,6 +31,16 @@ TOKEN = "of the service account"
 SECRET = "shared-by-all"
 LABELS = "app.kubernetes.io/name=millrace,app.kubernetes.io/component=worker"
 _PROBE_S = 0.1
+_CLAIM_PORT = 5049
+
+
+def _own_net() -> tuple[str, socket.socket]:
+    """Network of loopback for pods, so that those of several fakes may listen on the same port, and a claim to it."""
+    while True:
+        number = random.SystemRandom().randrange(1 << 14)
+        net = f"127.{64 + (number >> 8)}.{number & 255}"
+        with contextlib.suppress(OSError):  # another one has it
+            return net, socket.create_server((f"{net}.254", _CLAIM_PORT))
 
 
 class FakeKubernetes:
@@ -75,9 +87,7 @@ class FakeKubernetes:
         self._lost: set[str] = set()
         self._names: Iterator[int] = iter(range(1, 250))
         self._random = random.Random(1)
-        # Of this machine's own addresses, so that pods of several fakes may listen on the same port.
-        net = random.SystemRandom().randrange(1 << 14)
-        self._net = f"127.{64 + (net >> 8)}.{net & 255}"
+        self._net, self._claim = _own_net()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -103,6 +113,7 @@ class FakeKubernetes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for process in self._processes.values():
             reap(process)
+        self._claim.close()
         await self._runner.cleanup()
 
     # -- what can go wrong ---------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class TestInProcess:
     def test_its_loop_sets_weights(self):
         here, there = mr.Dataset.range(1000), mr.Dataset.range(-1000, 0)
         mixture = mr.Dataset.sample_from_datasets([here.repeat(), there.repeat()], [0, 1])
-        mixed, seen, begin = mixture.take(1000).map(np.array).torch(), list[int](), 0
+        mixed, seen, begin = mixture.take(1000).map(np.array).prefetch(32).torch(), list[int](), 0
         for x in DataLoader(mixed, batch_size=None):
             seen.append(int(x))
             if len(seen) == 100:

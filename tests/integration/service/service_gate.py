@@ -25,10 +25,12 @@ class Gate:
 
     def pass_through(self) -> None:
         """Rings, and waits while the gate is closed."""
-        with contextlib.suppress(OSError):  # the test has gone, and nobody listens
+        with contextlib.suppress(OSError):  # the test has gone, or listens to nobody any more
             bell = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(bell, f"{os.getpid()}\n".encode())
-            os.close(bell)
+            try:
+                os.write(bell, f"{os.getpid()}\n".encode())
+            finally:
+                os.close(bell)
         with open(self._door) as door:
             fcntl.flock(door, fcntl.LOCK_SH)
 

@@ -155,7 +155,8 @@ def test_removing_what_a_tenant_has_kept(guarded):
     kept = mr.Dataset.range(100).map(lambda number: np.full(50, number)).cache()
     with guarded.job("anna", "a", kept) as mine:
         assert len(list(mine.epochs(1))) == 100
-    points = [point["point"] for point in service.until(lambda status: status["cache"]["points"])]
+    service.until(lambda status: sum(point["items"] for point in status["cache"]["points"]) == 100)
+    points = [point["point"] for point in service.status()["cache"]["points"]]
     assert [point["point"] for point in fetch_status(service.address, TOKENS["anna"])["cache"]["points"]] == points
     assert not fetch_status(service.address, TOKENS["dora"])["cache"]["points"]
     for who in ("anna", "dora"):

@@ -135,8 +135,14 @@ def test_no_rows_and_ranks_and_copies_in_other_processes(service: Any) -> None:
         pipeline().distribute(service.address) as served,
         multiprocessing.get_context("spawn").Pool(1) as pool,
     ):
-        assert pool.apply(rows, (served,)) == list(range(COUNT))
+        assert pool.apply(rows_to_the_end, (served,)) == list(range(COUNT))
         assert pool.apply(peeked, (served,)) == list(range(10))
+
+
+def rows_to_the_end(served: mr.DistributedDataset) -> list[int]:
+    """All rows, read by a process that may be ended after that: its job must not wait for it."""
+    with served:
+        return rows(served)
 
 
 def peeked(served: mr.DistributedDataset) -> list[int]:

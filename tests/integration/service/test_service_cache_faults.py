@@ -278,7 +278,7 @@ def test_blocks_that_somebody_asked_to_remove_go_and_come_again(cached, folder, 
     from millrace.cli import main
 
     dataset = pipeline(calls)
-    assert epoch(dataset, cached) == NUMBERS
+    fill(dataset, cached)
     (point,) = cached.until(lambda status: status["cache"]["points"])
     assert main(["cache", "ls", "--service", cached.address]) == 0
     assert point["point"] in capsys.readouterr().out

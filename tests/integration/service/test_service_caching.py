@@ -145,8 +145,7 @@ def test_a_job_that_comes_while_another_writes_makes_nothing_that_has_a_block(tm
                 assert sorted([*head, *other]) == list(range(COUNT))
             assert sorted([*head, *epoch]) == list(range(COUNT))
         assert not {*calls.take()} & {*head}
-        point = service.status()["cache"]["points"][0]
-    assert point["items"] >= COUNT
+        service.until(lambda status: status["cache"]["points"][0]["items"] >= COUNT)
 
 
 @pytest.mark.parametrize("tasks", [1, 3, 16])
@@ -167,8 +166,10 @@ def test_another_service_finds_what_one_has_kept(tmp_path, calls):
         first = as_set(distributed.epochs(1))
     assert calls.take().total() == COUNT
     with Service(2, cache_dir=tmp_path / "cache") as service, dataset.distribute(service.address) as distributed:
+        service.until(lambda status: status["cache"]["points"])  # the store is listed meanwhile
         assert as_set(distributed.epochs(1)) == first
         with Service(1, cache_dir=tmp_path / "cache") as beside, dataset.distribute(beside.address) as another:
+            beside.until(lambda status: status["cache"]["points"])
             assert as_set(another.epochs(1)) == first
     assert not calls.take()
 

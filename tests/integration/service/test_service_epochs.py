@@ -54,14 +54,14 @@ def test_the_next_epoch_lies_ready_when_this_one_has_been_read(service, tmp_path
             service.until(prepared)
 
 
-@pytest.mark.parametrize("service", [1, 2], indirect=True)
+@pytest.mark.parametrize("own_service", [1, 2], indirect=True)
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_nothing_is_prepared_beyond_the_epochs_asked_for(service, tmp_path, epochs):
+def test_nothing_is_prepared_beyond_the_epochs_asked_for(own_service, tmp_path, epochs):
     dataset = mr.Dataset.range(COUNT).map(noted(tmp_path / "seen"))
-    with dataset.distribute(service.address, job_name="so many", tasks=4) as elements:
+    with dataset.distribute(own_service.address, job_name="so many", tasks=4) as elements:
         assert len(list(elements.epochs(epochs))) == epochs * COUNT
-        service.until(nothing_kept)
-        assert job_of(service.status(), "so many")["epoch"] == epochs - 1
+        own_service.until(nothing_kept)
+        assert job_of(own_service.status(), "so many")["epoch"] == epochs - 1
         assert set(seen(tmp_path / "seen").values()) == {epochs}
 
 
@@ -73,21 +73,22 @@ def drop(reader, elements):
     """The caller's references are the last ones."""
 
 
-@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize("own_service", [2], indirect=True)
 @pytest.mark.parametrize("how", [close, drop], ids=["close", "drop"])
-def test_with_its_last_consumer_a_job_is_gone(service, how):
+def test_with_its_last_consumer_a_job_is_gone(own_service, how):
     """In the middle of an epoch that would never end."""
-    reader = mr.Dataset.range(10**9).map(lambda number: np.full(1000, number)).distribute(service.address, job_name="x")
+    dataset = mr.Dataset.range(10**9).map(lambda number: np.full(1000, number))
+    reader = dataset.distribute(own_service.address, job_name="x")
     elements = iter(reader)
     next(elements)
-    service.until(lambda status: any(lane["buffered_bytes"] for w in status["workers"] for lane in w["lanes"]))
+    own_service.until(lambda status: any(lane["buffered_bytes"] for w in status["workers"] for lane in w["lanes"]))
     how(reader, elements)
     del reader, elements
     gc.collect()
-    service.until(lambda status: not job_of(status, "x"))
-    service.until(nothing_kept)
-    service.until(lambda status: all(worker["job"] is None for worker in status["workers"]))
-    assert {worker["why"] for worker in service.status()["workers"]} == {"waits for a job"}
+    own_service.until(lambda status: not job_of(status, "x"))
+    own_service.until(nothing_kept)
+    own_service.until(lambda status: all(worker["job"] is None for worker in status["workers"]))
+    assert {worker["why"] for worker in own_service.status()["workers"]} == {"waits for a job"}
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

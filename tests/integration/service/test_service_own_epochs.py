@@ -134,7 +134,7 @@ def test_a_state_within_another_epoch_of_the_group_goes_on_with_whatever_the_gro
 
 def test_epochs_of_unequal_lengths_are_each_as_long_as_one_of_the_groups(service):
     dataset = mr.Dataset.range(COUNT).map(lambda number, rng: rng.random()).filter(lambda drawn: drawn < 0.5)
-    with shared(dataset, service, **OWN) as job:
+    with shared(dataset, service, **OWN, seed=1) as job:  # with a drawn one all three are alike once in 544 times
         with iter(job) as epoch:
             next(epoch)
         lengths = [len(list(job)) for _ in range(3)]

@@ -111,9 +111,19 @@ def test_ranks_at_unequal_steps_and_other_ranks_after_that(service, sharding, be
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
-def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service):
+def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service, gate, keeper):
     """Tails have begun without what that one was to read, which whoever reads it now gets whole."""
-    many = mr.Dataset.range(24_000).shuffle(100).filter(lambda number: number % 3 > 0).batch(7).with_options(seed=5)
+
+    seen: list[int] = []
+
+    def look(number):
+        seen.append(number)
+        if len(seen) % 3_000 == 0:  # in each worker, so that not all is dealt before the rank has gone
+            gate.pass_through()
+        return number
+
+    numbered = mr.Dataset.range(24_000).map(look).shuffle(100)
+    many = numbered.filter(lambda number: number % 3 > 0).batch(7).with_options(seed=5)
 
     def rank(index):
         return many.distribute(
@@ -124,6 +134,7 @@ def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service):
         epochs = [iter(stays)]
         with rank(0) as goes:
             next(iter(goes))
+        keeper.open()
         found = Counter(numbers(itertools.islice(epochs[0], 300)))
         with rank(0) as comes:
             epochs.insert(0, iter(comes))
@@ -138,10 +149,17 @@ def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service):
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
-def test_the_life_before_gets_an_error_and_takes_nothing(service):
+def test_the_life_before_gets_an_error_and_takes_nothing(service, gate, keeper):
+    def look(number):
+        if number == COUNT - 10:
+            gate.pass_through()  # the life before can't be through with its epoch
+        return number
+
+    shuffled = mr.Dataset.range(COUNT).map(look).shuffle(100)
+    held = shuffled.filter(lambda number: number % 3 > 0).batch(7).with_options(seed=5)
     with (
-        pipeline().distribute(service.address, **OPTIONS) as old,
-        pipeline().distribute(service.address, **OPTIONS) as new,
+        held.distribute(service.address, **OPTIONS) as old,
+        held.distribute(service.address, **OPTIONS) as new,
     ):
         epoch = iter(old)
         head = numbers(itertools.islice(epoch, 5))
@@ -150,6 +168,7 @@ def test_the_life_before_gets_an_error_and_takes_nothing(service):
         some = numbers(itertools.islice(fresh, 5))
         with pytest.raises(mr.ConsumerConflictError, match=r"(begun anew|is over)"):
             list(epoch)
+        keeper.open()
         assert Counter(head + some + numbers(fresh)) == ALL
 
 

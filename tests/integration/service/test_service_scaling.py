@@ -59,7 +59,7 @@ def test_as_many_workers_as_feed_the_consumer(scaled):
                 numbers.append(workers["observed"])
                 if settled(workers) and workers["plan"] < 8 and says_how_it_reads(job):
                     break
-        assert max(numbers) == 8
+        assert workers["history"][0]["workers"] == 8  # fewer may be there, and be enough, before all have come
         assert workers["plan"] < 8, numbers
         assert enough(job), numbers
         fleet = scaled.until(lambda status: status["fleet"] if len(status["workers"]) == workers["plan"] else None)
@@ -80,7 +80,7 @@ def test_a_job_gets_no_more_than_its_user_says(scaled):
 
 @contextlib.contextmanager
 def begun_with_one(*options):
-    with Service(local="1-8", heartbeat_s=0.2, options=("--first-workers", "1", *options)) as service:
+    with Service(local="1-8", heartbeat_s=0.5, options=("--first-workers", "1", *options)) as service:
         yield service
 
 

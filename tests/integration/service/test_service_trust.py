@@ -119,6 +119,7 @@ def test_what_strangers_left_in_the_folder_counts_and_is_not_read(folder, calls)
     rewritten(folder, fingerprint, "", lambda element: element + 1000)
     calls.take()
     with Service(1, cache_dir=folder, options=["--trust", "red=blue"]) as service:
+        service.until(lambda status: len(status["cache"]["points"]) == 2)  # the store is listed meanwhile
         assert kept(service) == {"stranger": COUNT, None: COUNT}
         assert epoch(dataset, service, "red") == NUMBERS
         assert calls.take() == Counter(NUMBERS)

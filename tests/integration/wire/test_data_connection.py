@@ -6,6 +6,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -163,6 +164,8 @@ def test_whoever_says_no_hello_is_hung_up(monkeypatch):
         sock.sendall(b"MR")
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
+        monkeypatch.undo()  # on a busy machine this process takes as long, too
+        server._acceptor.lobby._seconds = data_connection.HELLO_TIMEOUT_S
         bulk_works(server)
 
 
@@ -179,7 +182,7 @@ def slow_of(server):
 
 
 def test_whoever_is_let_in_and_says_nothing_is_hung_up(monkeypatch):
-    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 2.0)
     with DataServer("127.0.0.1", bulk_echo) as server, open_data_connection(server.address) as connection:
         connection.send(Ping(1))
         assert connection.receive(PING)[0] == Ping(1)
@@ -201,7 +204,10 @@ def test_peers_that_are_not_let_in_keep_nobody_out(monkeypatch, hostile):
                 bulk_works(server)
                 assert len(server._acceptor.lobby) <= 40
         bulk_works(server)
-        assert threading.active_count() - before <= (90 if hostile is slow_of else 2)  # some are about to end
+        until = time.monotonic() + 20  # some are about to end
+        while threading.active_count() - before > (90 if hostile is slow_of else 2):
+            assert time.monotonic() < until
+            threading.Event().wait(0.01)
 
 
 def test_too_many_connections(monkeypatch):

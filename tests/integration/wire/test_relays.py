@@ -347,7 +347,7 @@ def test_what_nobody_reads_waits_within_bounds(hosts: TlsHosts):
         ends_.peer.setblocking(False)
         ends_.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * KIB)
         sent = 0
-        while select.select([], [ends_.peer], [], 0.5)[1] and sent < 256 * MIB:
+        while select.select([], [ends_.peer], [], 10 if sent <= MIB / 4 else 0.5)[1] and sent < 256 * MIB:
             with contextlib.suppress(ssl.SSLWantWriteError):
                 sent += ends_.peer.send(data[sent % MIB :])
         assert MIB / 4 < sent < AHEAD_BYTES + 4 * BUFFER_BYTES + MIB

@@ -166,7 +166,7 @@ def test_descriptors_that_come_uncalled_for_are_not_kept(store):
         store._sock.recv(100)
     os.close(reader)
     os.close(writer)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # of tests before this one some may be closed only now
 
 
 def test_a_broker_that_has_ended_is_an_error_of_the_cache(tmp_path):

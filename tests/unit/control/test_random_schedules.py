@@ -15,6 +15,7 @@ import millrace as mr
 from millrace.control import inputs as inp
 from millrace.control.journal.epoch_events import EpochOpened
 from millrace.control.journal.snapshot import plain
+from millrace.control.state.index import StateIndex
 from millrace.control.state.serving_index import ServingIndex
 from millrace.control.state.state import State
 from millrace.graph.notation import graph_of
@@ -143,15 +144,29 @@ def play(seed: int, plan: tuple[int, int], kinds: list[str], consumers: int, roo
     return service
 
 
-class ForgetfulState(State):
+class ForgetfulIndex(StateIndex):
     """Remembers nothing that it could work out anew."""
 
-    def once(self, job, question, answer):
+    @property
+    def serving(self):
+        return ServingIndex(self._state.jobs, self._state.workers)
+
+    def memoize(self, scope, question, answer):
         return answer()
 
-    @property
-    def crew(self):
-        return ServingIndex(self.jobs, self.workers)
+    def until_changed(self, scope, what, act):
+        act()
+
+    def having(self, what, names, has):
+        return {name for name in names if has(name)}
+
+
+class ForgetfulState(State):
+    """A state whose index remembers nothing."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.index = ForgetfulIndex(self, checked=False)
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,3 +18,14 @@ def test_it_stands_still_while_nobody_looks_at_it_as_the_process_is_stopped():
     assert clock.now() == 4.0
     time[0] += 1.0
     assert clock.now() == 5.0
+
+
+def test_with_short_heartbeats_it_stands_still_sooner():
+    time = [0.0]
+    clock = Clock(lambda: time[0], heartbeat_s=0.5)
+    time[0] += 0.7
+    assert clock.now() == 0.7
+    time[0] += 0.75
+    assert clock.now() == 0.7
+    time[0] += 0.125
+    assert clock.now() == 0.825
