@@ -10,22 +10,22 @@ from millrace.protocol import messages as msg
 def observe(observed: Observed, item: Input, now: float) -> None:
     """Note when each peer was seen and what it reported."""
     if isinstance(item, WorkerSaid):
-        sight = observed.workers.setdefault(item.worker, WorkerObservation(now))
-        sight.last_seen = now
+        observation = observed.workers.setdefault(item.worker, WorkerObservation(now))
+        observation.last_seen = now
         if isinstance(item.message, msg.ProbeReport):
-            sight.at[item.message.lease] = item.message
+            observation.at[item.message.lease] = item.message
         elif isinstance(item.message, msg.TaskFinished | msg.TaskReturned | msg.TaskFailed):
-            sight.at.pop(item.message.lease, None)
+            observation.at.pop(item.message.lease, None)
         if isinstance(item.message, msg.WorkerReport):
-            if sight.report is not None and now > sight.reported:
-                busy = item.message.busy_s - sight.report.busy_s
-                sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
-            if sight.report is None or sight.report.job != item.message.job:
-                sight.then = sight.next = None
-            elif sight.next is None or now - sight.next_at >= WINDOW_S:
-                sight.then, sight.next, sight.next_at = sight.next, item.message, now
-            sight.report = item.message
-            sight.reported = now
+            if observation.report is not None and now > observation.reported:
+                busy = item.message.busy_s - observation.report.busy_s
+                observation.busy_share = min(1.0, max(0.0, busy / (now - observation.reported)))
+            if observation.report is None or observation.report.job != item.message.job:
+                observation.then = observation.next = None
+            elif observation.next is None or now - observation.next_at >= WINDOW_S:
+                observation.then, observation.next, observation.next_at = observation.next, item.message, now
+            observation.report = item.message
+            observation.reported = now
     elif isinstance(item, JoinRequested):
         observed.clients.setdefault(item.message.client, ClientObservation(now)).last_seen = now
     elif isinstance(item, ConsumerSaid):

@@ -17,7 +17,7 @@ def group_of(state: State, observed: Observed, job: Job, now: float) -> dict[str
     """
     if not job.spec.sharing:
         return None
-    sight = observed.groups.get(job.name, GroupObservation())
+    observation = observed.groups.get(job.name, GroupObservation())
     given, made, saved_s = saved(observed, job)
     lanes = [
         lane
@@ -28,9 +28,9 @@ def group_of(state: State, observed: Observed, job: Job, now: float) -> dict[str
     return {
         "sharing": job.spec.sharing,
         "fingerprint": job.name.removeprefix(f"{job.spec.sharing}-"),
-        "members": _members(observed, job, sight, now),
+        "members": _members(observed, job, observation, now),
         "detached": [
-            {"member": each.member, "ago_s": max(0.0, now - each.at), "why": each.why} for each in sight.detached
+            {"member": each.member, "ago_s": max(0.0, now - each.at), "why": each.why} for each in observation.detached
         ],
         "given": given,
         "made": made,
@@ -39,17 +39,17 @@ def group_of(state: State, observed: Observed, job: Job, now: float) -> dict[str
         "window": {"bytes": sum(lane.buffered_bytes for lane in lanes), "hits": sum(lane.hits for lane in lanes)},
         "spent": [
             {"member": name, **row}
-            for name, epochs in sorted(sight.spent.items())
+            for name, epochs in sorted(observation.spent.items())
             for row in spent_rows(state, job, epochs)
         ],
     }
 
 
-def _members(observed: Observed, job: Job, sight: GroupObservation, now: float) -> list[dict[str, Any]]:
+def _members(observed: Observed, job: Job, observation: GroupObservation, now: float) -> list[dict[str, Any]]:
     parts = shares(observed, job)
     rows = []
     for index, place in sorted(job.consumers.items()):
-        seen = sight.members.get(index, MemberObservation())
+        seen = observation.members.get(index, MemberObservation())
         rows.append(
             {
                 "member": place.member,

@@ -115,13 +115,13 @@ def _rooms(state: State, observed: Observed) -> list[dict[str, Any]]:
 
 def _measured(observed: Observed, job: str) -> dict[str, Any]:
     """Report what a batch of a job takes without the source cache, and with it, in seconds; None: not measured."""
-    sight = observed.sources.get(job, SourceObservation())
+    observation = observed.sources.get(job, SourceObservation())
     return {
-        "miss_s": sight.miss_s,
-        "hit_s": sight.hit_s,
-        "estimated": sight.estimated,
-        "two_chunks_s": sight.two_chunks_s,
-        "probing": sight.past,
+        "miss_s": observation.miss_s,
+        "hit_s": observation.hit_s,
+        "estimated": observation.estimated,
+        "two_chunks_s": observation.two_chunks_s,
+        "probing": observation.past,
     }
 
 
@@ -280,7 +280,7 @@ _NO_POINT = "the pipeline has no cache point that this service could use"
 
 def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
     """Report what the job does about its cache points, and why."""
-    sight = observed.caching.get(job.name, CacheObservation())
+    observation = observed.caching.get(job.name, CacheObservation())
     labels = {point.node: point.label for point in job.points}
     return {
         "point": labels.get(job.caching.node),
@@ -288,10 +288,10 @@ def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
         "history": [{"epoch": epoch, "mode": kind} for epoch, kind in job.caching.history],
         "unused": [{"point": point.label, "why": point.why} for point in job.points if point.why],
         "trusts": state.settings.trust.get(job.spec.tenant, []),
-        "hits": sight.hits,
-        "misses": sight.misses,
-        "lost": sight.lost,
-        "trouble": sight.trouble or (byte_quotas.full(state, job.spec.tenant) if sight.full else ""),
+        "hits": observation.hits,
+        "misses": observation.misses,
+        "lost": observation.lost,
+        "trouble": observation.trouble or (byte_quotas.full(state, job.spec.tenant) if observation.full else ""),
     }
 
 
@@ -378,9 +378,9 @@ def _visits(state: State, job: Job, number: int) -> list[str]:
 
 
 def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dict[str, Any]:
-    sight = observed.workers.get(worker.id)
-    report = sight.report if sight is not None else None
-    fresh = sight is not None and now - sight.reported < STALE_S
+    observation = observed.workers.get(worker.id)
+    report = observation.report if observation is not None else None
+    fresh = observation is not None and now - observation.reported < STALE_S
     lanes = report.lanes if report is not None and fresh else []
     return {
         "id": worker.id,
@@ -402,7 +402,7 @@ def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dic
             }
             for lane in lanes
         ],
-        "busy_share": sight.busy_share if sight is not None and fresh and worker.job else None,
+        "busy_share": observation.busy_share if observation is not None and fresh and worker.job else None,
         "assigned": worker.reason,
         "why": why_worker(state, worker, lanes, now),
     }

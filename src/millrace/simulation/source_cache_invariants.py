@@ -350,14 +350,14 @@ class SourceCacheInvariants:
     def _check_probes(self, dispatcher: SimulatedDispatcher) -> None:
         """Check that one job of a data set is measured past the cache at a time, and not for ever."""
         jobs, probed = dispatcher.state.jobs, Counter[str]()
-        for name, sight in dispatcher.observed.sources.items():
-            self.items["probes"] += max(0, sight.probes - self._probes.get((dispatcher, name), 0))
-            self._probes[dispatcher, name] = sight.probes
-            if not sight.past or name not in jobs:
+        for name, observation in dispatcher.observed.sources.items():
+            self.items["probes"] += max(0, observation.probes - self._probes.get((dispatcher, name), 0))
+            self._probes[dispatcher, name] = observation.probes
+            if not observation.past or name not in jobs:
                 continue
             probed[jobs[name].data_set] += 1
-            if dispatcher.now() - sight.past_s > _LONGEST_PROBE_S:
-                raise Violation(f"job {name} reads past the cache since {sight.past_s:.3f}")
+            if dispatcher.now() - observation.past_s > _LONGEST_PROBE_S:
+                raise Violation(f"job {name} reads past the cache since {observation.past_s:.3f}")
         for data, count in probed.items():
             if count > 1:
                 raise Violation(f"{count} jobs of the data set {data} read past the cache at a time")

@@ -87,12 +87,12 @@ def check_bounds(state: State, dispatcher: SimulatedDispatcher) -> None:
             if min(job.epochs, default=1 << 60) < min(reading):
                 raise Violation(f"job {name} keeps epochs {sorted(job.epochs)}, and {reading} are read")
     waiting = sum(len(each.ranks) for each in dispatcher.observed.gathering.values())
-    for kind, known, sights in (
+    for kind, known, observations in (
         ("workers", len(state.workers), dispatcher.observed.workers),
         ("clients", len(state.clients) + waiting, dispatcher.observed.clients),
     ):
-        if len(sights) > known + 8:
-            raise Violation(f"{len(sights)} {kind} are remembered, of which {known} are there")
+        if len(observations) > known + 8:
+            raise Violation(f"{len(observations)} {kind} are remembered, of which {known} are there")
 
 
 def difference(one: State, other: State) -> str:

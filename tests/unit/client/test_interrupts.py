@@ -192,7 +192,7 @@ def test_the_same_in_process(view):
         nonlocal now
         reader: Any = LocalIterator.__new__(LocalIterator)  # without what computes, whose threads can be told only once
         reader._lock, reader._failure, reader._back = threading.RLock(), None, ()
-        reader._tally = tally = ProgressTracker(Merged(epoch=0))
+        reader._progress = tally = ProgressTracker(Merged(epoch=0))
         chunks = iter([Chunk([0, 1, 2], Origin(0, 0), range(3)), Chunk([3, 4, 5], Origin(0, 0), range(3, 6))])
         reader._elements = tally.handed(chunks)
         now = reader, []
@@ -207,7 +207,7 @@ def test_the_same_in_process(view):
     again = 0
     for _ in interrupted(read, begin):
         reader, found = now
-        assert reader._tally.handed_out == len(found), "what its state says"
+        assert reader._progress.handed_out == len(found), "what its state says"
         with suppress(MillraceError):
             found += reader
             again += 1

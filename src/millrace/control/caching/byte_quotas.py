@@ -34,9 +34,9 @@ def too_much(state: State, tenant: str) -> int:
 
 def tell_full(tx: Transaction, job: Job) -> None:
     """Tell a job once that its tenant has its quota, and what to do."""
-    sight = tx.observed.caching.setdefault(job.name, CacheObservation())
-    if not sight.full:
-        sight.full = True
+    observation = tx.observed.caching.setdefault(job.name, CacheObservation())
+    if not observation.full:
+        observation.full = True
         tx.to_all(job, Notice(full(tx.state, job.spec.tenant)))
 
 

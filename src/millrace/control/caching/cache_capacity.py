@@ -215,13 +215,13 @@ def used(tx: Transaction, worker: str, message: CacheUsed) -> None:
     """Note what a run did with a point. What it kept is right whether or not the run counted."""
     if not _may_tell(tx.state, worker, message):
         return
-    sight = tx.observed.caching.get(message.job)
-    if sight is not None:
-        sight.hits += message.hits
-        sight.misses += message.misses
-        sight.lost += len(message.lost)
+    observation = tx.observed.caching.get(message.job)
+    if observation is not None:
+        observation.hits += message.hits
+        observation.misses += message.misses
+        observation.lost += len(message.lost)
         if message.blocks or (message.error and not message.wanted):
-            sight.trouble = message.error
+            observation.trouble = message.error
     _learn(tx, message)
     held = tx.state.caches.reservations.get(message.lease)
     cached = tx.state.caches.points.get(message.place)

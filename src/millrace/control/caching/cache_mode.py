@@ -130,22 +130,22 @@ def epoch_began(tx: Transaction, job: Job) -> None:
     points = usable(tx.state, job)
     if not points:
         return
-    sight = _sight(tx, job)
+    observation = _sight(tx, job)
     if job.caching.kind == "profile":
-        sight.ended = True
+        observation.ended = True
         look(tx, job)
-    elif sight.profile is not None:
-        _choose(tx, job, sight.profile)
-    elif job.caching.kind == "get" and not _always(job) and _missing(tx.state, job, sight) > policy.REST:
+    elif observation.profile is not None:
+        _choose(tx, job, observation.profile)
+    elif job.caching.kind == "get" and not _always(job) and _missing(tx.state, job, observation) > policy.REST:
         _profile(tx, job, "what a cache saves was not measured yet, and not all is kept")
     elif _always(job):
         _choose(tx, job, None)
-    sight.hits = sight.misses = 0
+    observation.hits = observation.misses = 0
     point = active(job)
     if point is not None:
         _use(tx, job, point)
     if job.caching.kind == "put":
-        sight.looks = []  # more is kept than in the epoch before, so that it is faster
+        observation.looks = []  # more is kept than in the epoch before, so that it is faster
 
 
 def _always(job: Job) -> bool:
@@ -153,15 +153,15 @@ def _always(job: Job) -> bool:
     return point is not None and point.always
 
 
-def _missing(state: State, job: Job, sight: CacheObservation) -> float:
+def _missing(state: State, job: Job, observation: CacheObservation) -> float:
     """Share of what the job asks of its point that isn't there now: others may have kept what it missed."""
     point = active(job)
     if point is None:
         return 0.0
     if point.items > 0:
         return 1.0 - share_kept(state, job, point)
-    asked = sight.hits + sight.misses
-    return sight.misses / asked if asked else 1.0 - share_kept(state, job, point)
+    asked = observation.hits + observation.misses
+    return observation.misses / asked if asked else 1.0 - share_kept(state, job, point)
 
 
 def look(tx: Transaction, job: Job) -> None:
@@ -169,80 +169,88 @@ def look(tx: Transaction, job: Job) -> None:
     points = usable(tx.state, job)
     if not points or not job.consumers:
         return
-    sight = _sight(tx, job)
-    if not _of_regime(tx, job, sight):
+    observation = _sight(tx, job)
+    if not _of_regime(tx, job, observation):
         return
-    new = _new_look(tx, job, sight)
+    new = _new_look(tx, job, observation)
     if job.caching.kind == "profile":
         if "" not in tx.state.caches.costs:
             have_measured(tx)  # whoever was asked before may be gone
             return
-        profile = profile_of(tx.state, tx.observed, job, sight)
-        if profile is None or not (sight.looks or sight.ended or _read_enough(tx, job, sight)):
+        profile = profile_of(tx.state, tx.observed, job, observation)
+        if profile is None or not (observation.looks or observation.ended or _read_enough(tx, job, observation)):
             return
-        long = policy.profiled(profile.elements, ended=sight.ended)
+        long = policy.profiled(profile.elements, ended=observation.ended)
         if long.value:
-            sight.profile = profile
-            sight.wholes = {point.node: _whole(job, point, profile, sight) for point in points}
-            sight.computing = policy.BatchTime(profile.batch_s, profile.wait_s, profile.noise)
+            observation.profile = profile
+            observation.wholes = {point.node: _whole(job, point, profile, observation) for point in points}
+            observation.computing = policy.BatchTime(profile.batch_s, profile.wait_s, profile.noise)
             _choose(tx, job, profile)
         return
     if not new or _always(job):
         return
     mode = policy.Mode(job.caching.kind, job.caching.node if job.caching.node >= 0 else None, job.caching.slower)
-    verdict = policy.revisit(mode, sight.computing, sight.looks)
+    verdict = policy.revisit(mode, observation.computing, observation.looks)
     if verdict.value == "undo":
         undone = {**job.caching.undone, job.caching.node: job.caching.kind}
         _set(tx, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
-        if sight.profile is not None:
-            _choose(tx, job, sight.profile)
-    elif verdict.value == "decide anew" and (job.caching.kind != "get" or _missing(tx.state, job, sight) > policy.REST):
+        if observation.profile is not None:
+            _choose(tx, job, observation.profile)
+    elif verdict.value == "decide anew" and (
+        job.caching.kind != "get" or _missing(tx.state, job, observation) > policy.REST
+    ):
         # Where all is kept, a hit is taken without comparing (Cachew 4.4): to compare, all would have to be computed.
         _profile(tx, job, verdict.reason)
 
 
-def _of_regime(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
+def _of_regime(tx: Transaction, job: Job, observation: CacheObservation) -> bool:
     """Whether what is reported now is of one regime; what was seen in another is forgotten."""
-    regime, then = regime_in_force(tx, job), sight.regime
+    regime, then = regime_in_force(tx, job), observation.regime
     if regime is None:
         return False
     if regime != then:
-        sight.regime, sight.looks = regime, []
+        observation.regime, observation.looks = regime, []
         reports = tx.observed.reports(job.consumers).items()
-        sight.batches = {index: (report.epoch, report.batches) for index, report in reports if report.batches}
+        observation.batches = {index: (report.epoch, report.batches) for index, report in reports if report.batches}
         if then is None or then.workers != regime.workers:
-            sight.computing = None
+            observation.computing = None
         if then is None or then.cache != regime.cache:
-            sight.before, sight.begun, sight.ended = measures(tx.observed, job.name), tasks_ended(job), False
+            observation.before, observation.begun, observation.ended = (
+                measures(tx.observed, job.name),
+                tasks_ended(job),
+                False,
+            )
     return True
 
 
-def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
+def _new_look(tx: Transaction, job: Job, observation: CacheObservation) -> bool:
     """Take a look if all consumers that read have got on far enough, or the fastest member of a group has."""
     moved = {}
     for index, report in telling(tx.observed, job).items():
         if report.batches:
-            if _since(sight, index, report) < LOOK_ELEMENTS:
+            if _since(observation, index, report) < LOOK_ELEMENTS:
                 return False
             moved[index] = (report.epoch, report.batches)
-    taken = look_of(tx.state, tx.observed, job, sight)
+    taken = look_of(tx.state, tx.observed, job, observation)
     if not moved or taken is None:
         return False
-    sight.batches.update(moved)
-    sight.looks = [*sight.looks, taken][-100:]
+    observation.batches.update(moved)
+    observation.looks = [*observation.looks, taken][-100:]
     return True
 
 
-def _since(sight: CacheObservation, consumer: int, report: ConsumerReport) -> int:
+def _since(observation: CacheObservation, consumer: int, report: ConsumerReport) -> int:
     """Elements that a consumer has read since the last look, or since the regime began."""
-    epoch, batches = sight.batches.get(consumer, (-1, 0))
+    epoch, batches = observation.batches.get(consumer, (-1, 0))
     return report.batches - (batches if report.epoch == epoch else 0)
 
 
-def _read_enough(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
+def _read_enough(tx: Transaction, job: Job, observation: CacheObservation) -> bool:
     """Whether no consumer's batch time, of its last hundred elements, has any that it read before the regime began."""
     reports = telling(tx.observed, job).items()
-    return all(_since(sight, index, report) >= LOOK_ELEMENTS for index, report in reports if index in sight.batches)
+    return all(
+        _since(observation, index, report) >= LOOK_ELEMENTS for index, report in reports if index in observation.batches
+    )
 
 
 def _sight(tx: Transaction, job: Job) -> CacheObservation:
@@ -263,14 +271,16 @@ def _choose(tx: Transaction, job: Job, profile: Profile | None) -> None:
     later = policy.later_epochs(max(0, first), job.spec.epochs)
     cost = tx.observed.cost or state.caches.costs.get("")
     store = _store(state, job, points, cost) if cost is not None else None
-    sight = _sight(tx, job)
-    wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
+    observation = _sight(tx, job)
+    wholes = {point.node: observation.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
     candidates = [
         policy.CandidatePoint(
             point.node,
             point.label,
             point.mode,
-            1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, job, point),
+            1.0
+            if point.node == now.node and observation.hits and not observation.misses
+            else share_kept(state, job, point),
             max(1, wholes[point.node]),
             now.undone.get(point.node),
             _measured_saving(state, job, point),
@@ -290,7 +300,7 @@ def _choose(tx: Transaction, job: Job, profile: Profile | None) -> None:
     kept = CacheMode(slower=mode.slower, undone=now.undone, saves=saves)
     if (mode.kind, node) != (now.kind, now.node) or not now.reason:
         before = {point.node for point in points if point.node == now.node and now.kind in {"put", "get"}}
-        sight.looks = []
+        observation.looks = []
         _set(tx, job, kept, mode.kind, node, decision.reason)
         chosen = active(job)
         if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
@@ -345,13 +355,13 @@ def _known_whole(state: State, job: Job, point: CachePoint) -> int:
     return sum(block.bytes for cached in kept for block in cached.readable) * point.items // items
 
 
-def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheObservation) -> int:
+def _whole(job: Job, point: CachePoint, profile: Profile, observation: CacheObservation) -> int:
     """Bytes that all of a point would take: by what passed it, in the tasks that were run or for its items."""
     passed = profile.passed[point.node]
     if not passed.elements:
         return 0
     found = []
-    tasks = tasks_ended(job) - sight.begun
+    tasks = tasks_ended(job) - observation.begun
     if job.length and tasks > 0:
         found.append(passed.bytes * job.length // tasks)
     if point.items > 0:

@@ -27,9 +27,9 @@ def tasks_ended(job: Job) -> int:
 def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
     """By worker and node, what a job's operators have done since they were loaded there."""
     found = {}
-    for worker, sight in observed.workers.items():
-        if sight.report is not None and sight.report.job == job and sight.report.nodes:
-            found[worker] = {measure.node: measure for measure in sight.report.nodes}
+    for worker, observation in observed.workers.items():
+        if observation.report is not None and observation.report.job == job and observation.report.nodes:
+            found[worker] = {measure.node: measure for measure in observation.report.nodes}
     return found
 
 
@@ -55,22 +55,22 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
     return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
-def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
+def profile_of(state: State, observed: Observed, job: Job, observation: CacheObservation) -> Profile | None:
     """Profile of what was measured of a job since it began; None if not everything is there yet."""
-    sums = summed(measures(observed, job.name), sight.before)
-    look = look_of(state, observed, job, sight)
+    sums = summed(measures(observed, job.name), observation.before)
+    look = look_of(state, observed, job, observation)
     return profile_with(state, job, sums, look, [point.node for point in job.points])
 
 
-def look_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> BatchTime | None:
+def look_of(state: State, observed: Observed, job: Job, observation: CacheObservation) -> BatchTime | None:
     """Batch time of :func:`look_at`, but of a group no shorter than what its workers take to make an output.
 
     A member that has come late reads for a while what lies ready in the window, which says nothing of what follows.
     """
-    look = look_at(observed, job, sight.looks)
+    look = look_at(observed, job, observation.looks)
     if look is None or not job.spec.sharing:
         return look
-    profile = profile_with(state, job, summed(measures(observed, job.name), sight.before), look, [])
+    profile = profile_with(state, job, summed(measures(observed, job.name), observation.before), look, [])
     least = 0.0 if profile is None else least_batch_s(profile)
     if look.batch_s >= least:
         return look

@@ -69,7 +69,7 @@ def _in_the_way(tx: Transaction, job: Job) -> list[int]:
     idle = {reader: _has_nothing(tx.observed, place) for reader, place in job.consumers.items()}
     if not (job.skipping and len(idle) > job.spec.together and any(idle.values())):
         return []
-    reports = [sight.report for sight in tx.observed.workers.values() if sight.report is not None]
+    reports = [observation.report for observation in tx.observed.workers.values() if observation.report is not None]
     lanes = [lane for report in reports if report.job == job.name for lane in report.lanes if lane.running]
     if not lanes or any(lane.blocked_s <= 0 for lane in lanes):
         return []

@@ -491,10 +491,10 @@ def collect(tx: Transaction) -> None:
         for number, place in list(job.consumers.items()):
             if number not in job.consumers:
                 continue  # it has gone with another rank of its member
-            sight = tx.observed.clients.get(place.client)
+            observation = tx.observed.clients.get(place.client)
             if place.lost_at is not None and tx.now - place.lost_at > grace:
                 if tx.state.may_return(place.lost_at, tx.now):
                     continue
                 consumer_gone(tx, job, number, f"did not come back within {grace:g} s")
-            elif place.lost_at is None and sight is not None and tx.now - sight.last_seen > grace:
+            elif place.lost_at is None and observation is not None and tx.now - observation.last_seen > grace:
                 consumer_gone(tx, job, number, f"was silent for {grace:g} s")

@@ -34,8 +34,8 @@ def suspect(tx: Transaction, job: Job, number: int, task: int) -> bool:
     """Whether the end of the worker that ran a task is held against the task, which is noted."""
     before = len(tx.events)
     live = job.epochs[number].live[task]
-    sight = tx.observed.workers.get(live.worker)
-    at = sight.at.get(live.lease) if sight is not None else None
+    observation = tx.observed.workers.get(live.worker)
+    at = observation.at.get(live.lease) if observation is not None else None
     if live.deaths == 0 or (live.deaths < PROBE_EACH and at is not None):
         tx.emit(TaskDied(job.name, number, task))
     elif at is not None and at.place and at.place != live.at:

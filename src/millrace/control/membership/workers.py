@@ -204,13 +204,13 @@ def watch(tx: Transaction) -> None:
     heartbeat = tx.state.settings.heartbeat_s
     limit = (MISSED_HEARTBEATS + 0.5) * heartbeat
     for worker in list(tx.state.workers.values()):
-        sight = tx.observed.workers.get(worker.id)
+        observation = tx.observed.workers.get(worker.id)
         if worker.lost_at is not None:
             if tx.now - worker.lost_at > heartbeat and not tx.state.may_return(worker.lost_at, tx.now):
                 _give_up(tx, worker, f"did not come back within {heartbeat:g} s")
         elif worker.draining and not worker.released and 0 < worker.until < tx.now:
             _give_up(tx, worker, "was leaving and did not get done in the time that it had")
-        elif sight is not None and tx.now - sight.last_seen > limit:
+        elif observation is not None and tx.now - observation.last_seen > limit:
             _give_up(tx, worker, f"was silent for {limit:g} s")
 
 

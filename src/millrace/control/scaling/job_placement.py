@@ -77,7 +77,9 @@ def came(tx: Transaction, job: Job) -> dict[int, tuple[Flow, Flow]]:
     return {index: report.came for index, report in tx.observed.reports(job.consumers).items()}
 
 
-def look(tx: Transaction, job: Job, sight: ScalingObservation, readings: Mapping[int, Reading], waits: float) -> bool:
+def look(
+    tx: Transaction, job: Job, observation: ScalingObservation, readings: Mapping[int, Reading], waits: float
+) -> bool:
     """Decide after a look at the job where it runs; whether that has changed."""
     if not local_first(tx.state, job):
         return False
@@ -91,7 +93,9 @@ def look(tx: Transaction, job: Job, sight: ScalingObservation, readings: Mapping
     now = came(tx, job)
     sides = [
         policy.WorkerSide(
-            workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes")
+            workers,
+            _rate(observation, now, readings, side, "elements"),
+            _rate(observation, now, readings, side, "bytes"),
         )
         for side, workers in enumerate((tx.state.index.serving.locals[job.name], len(remote)))
     ]
@@ -111,7 +115,7 @@ def _others(state: State, job: Job) -> list[Worker]:
 
 
 def _rate(
-    sight: ScalingObservation,
+    observation: ScalingObservation,
     now: Mapping[int, tuple[Flow, Flow]],
     readings: Mapping[int, Reading],
     side: int,
@@ -121,7 +125,7 @@ def _rate(
     total = 0.0
     for consumer, reading in readings.items():
         if reading.read_s > 0 and consumer in now:
-            then = sight.came.get(consumer, (Flow(), Flow()))[side]
+            then = observation.came.get(consumer, (Flow(), Flow()))[side]
             total += max(0, getattr(now[consumer][side], what) - getattr(then, what)) / reading.read_s
     return total
 

@@ -58,37 +58,37 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
         again = scaling_policies.begin(kind, job.scaling.scale.workers, _limits(tx, job))
         what = "the mode of its cache" if cache != job.scaling.regime else "the scaling policy of the service"
         _chosen(tx, job, again.value, f"looks anew, as {what} has changed")
-    sight = tx.observed.scaling.setdefault(job.name, ScalingObservation())
+    observation = tx.observed.scaling.setdefault(job.name, ScalingObservation())
     regime = regime_in_force(tx, job)
-    if regime != sight.regime:  # what was seen in another says nothing
-        sight.regime, sight.settling = regime, True
-        _mark(tx, job, sight)
-    _read(sight, consumer, report)
+    if regime != observation.regime:  # what was seen in another says nothing
+        observation.regime, observation.settling = regime, True
+        _mark(tx, job, observation)
+    _read(observation, consumer, report)
     readings = [index for index, place in job.consumers.items() if place.lost_at is None]
-    by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
+    by_consumer = {index: observation.readings[index] for index in readings if index in observation.readings}
     seen = counted(job, list(by_consumer.values()), len(readings))
     if regime is None or regime.experiment != "scaling" or not regime.workers or not seen:
         return
-    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, sight)
-    seconds = tx.now - sight.marked
-    if sight.settling:
+    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, observation)
+    seconds = tx.now - observation.marked
+    if observation.settling:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
         if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0, seconds):
-            sight.settling = False
-            _mark(tx, job, sight)
+            observation.settling = False
+            _mark(tx, job, observation)
         return
     if used is None or not scaling_policies.look_over(kind, fewest, waits, seconds):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
     if not scaling_policies.look_counts(kind, elements, came, waits):
-        _mark(tx, job, sight)
+        _mark(tx, job, observation)
         return
     busy, cpu = map(statistics.fmean, used)
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     look = Look(len(regime.workers), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
-    moved = job_placement.look(tx, job, sight, by_consumer, waits)
-    _mark(tx, job, sight)
+    moved = job_placement.look(tx, job, observation, by_consumer, waits)
+    _mark(tx, job, observation)
     if moved:
         anew = scaling_policies.begin(kind, tx.state.index.serving.locals[job.name], _limits(tx, job))
         _chosen(tx, job, anew.value, "begins anew with its local workers")
@@ -146,25 +146,25 @@ def counted(job: Job, seen: list[Reading], consumers: int) -> list[Reading]:
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def _mark(tx: Transaction, job: Job, sight: ScalingObservation) -> None:
+def _mark(tx: Transaction, job: Job, observation: ScalingObservation) -> None:
     """Begin a look: what comes from here on counts."""
-    sight.came = job_placement.came(tx, job)
-    sight.readings = {
+    observation.came = job_placement.came(tx, job)
+    observation.readings = {
         consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
-        for consumer, reading in sight.readings.items()
+        for consumer, reading in observation.readings.items()
     }
-    sight.marked, sight.used = tx.now, {}
-    for worker in sight.regime.workers if sight.regime is not None else ():
+    observation.marked, observation.used = tx.now, {}
+    for worker in observation.regime.workers if observation.regime is not None else ():
         seen = tx.observed.workers.get(worker)
         if seen is None or seen.report is None:
-            sight.used[worker] = (0.0, 0.0, tx.now)
+            observation.used[worker] = (0.0, 0.0, tx.now)
         else:
-            sight.used[worker] = (seen.report.busy_s, seen.report.cpu_s, seen.reported)
+            observation.used[worker] = (seen.report.busy_s, seen.report.cpu_s, seen.reported)
 
 
-def _read(sight: ScalingObservation, consumer: int, report: ConsumerReport) -> None:
+def _read(observation: ScalingObservation, consumer: int, report: ConsumerReport) -> None:
     """Add what the consumer has read since its last report."""
-    reading = sight.readings.get(consumer, Reading())
+    reading = observation.readings.get(consumer, Reading())
     pace, then = report.pace, reading.pace
     if report.epoch != reading.epoch or pace.elements < then.elements:
         then = Pace()
@@ -172,7 +172,7 @@ def _read(sight: ScalingObservation, consumer: int, report: ConsumerReport) -> N
         lot = Pace(pace.elements - then.elements, pace.read_s - then.read_s, pace.waited_s - then.waited_s)
         before = reading.arrived if report.epoch == reading.epoch else 0
         arrived = reading.came + max(0, report.arrived - before)
-        sight.readings[consumer] = Reading(report.epoch, pace, [*reading.lots, lot], report.arrived, arrived)
+        observation.readings[consumer] = Reading(report.epoch, pace, [*reading.lots, lot], report.arrived, arrived)
 
 
 def _waits(readings: list[Reading]) -> float:
@@ -191,13 +191,13 @@ def _noise(readings: list[Reading]) -> float:
     return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
 
 
-def _used(tx: Transaction, sight: ScalingObservation) -> tuple[list[float], list[float]] | None:
+def _used(tx: Transaction, observation: ScalingObservation) -> tuple[list[float], list[float]] | None:
     """Shares of the time since the mark in which workers computed, and of their cores, or of what these are bounded to.
 
     None: one of them has not said yet.
     """
     busy, cpu = [], []
-    for worker, (busy_s, cpu_s, at) in sight.used.items():
+    for worker, (busy_s, cpu_s, at) in observation.used.items():
         seen = tx.observed.workers.get(worker)
         if seen is None or seen.report is None or seen.reported <= at:
             return None

@@ -37,11 +37,11 @@ def _workers_of(tx: Transaction, job: Job) -> list[Worker]:
 
 def divide(tx: Transaction) -> Division:
     """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
-    crew, known = tx.state.index.serving, tx.observed.division
-    if known is not None and known.crew is crew and _with_work(tx, known.unserved) == known.unserved - known.idle:
+    serving, known = tx.state.index.serving, tx.observed.division
+    if known is not None and known.serving is serving and _with_work(tx, known.unserved) == known.unserved - known.idle:
         return known
     jobs = {name: job for name, job in tx.state.jobs.items() if job.failure is None}
-    counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
+    counts = {name: len(serving.by_job.get(name, ())) for name in jobs}
     unserved = frozenset(name for name in jobs if not counts[name])
     idle = unserved - _with_work(tx, unserved)
     needs = [
@@ -50,10 +50,10 @@ def divide(tx: Transaction) -> Division:
         if name not in idle
     ]
     waited = {} if known is None else known.waiting
-    shares = share(needs, len(crew.workers), tx.state.settings.quotas)
+    shares = share(needs, len(serving.workers), tx.state.settings.quotas)
     before = {} if known is None else {name: known.standing(name, tx.now).ahead for name in jobs}
     tx.observed.division = Division(
-        crew,
+        serving,
         tx.now,
         shares,
         counts,
@@ -91,11 +91,11 @@ def _admits(tx: Transaction, job: Job, worker: Worker) -> bool:
 
 def _too_small(tx: Transaction, job: Job, worker: Worker) -> bool:
     """Whether the tenant's last place is for a larger worker, which is free: a job that had less waits for that."""
-    tenant, jobs, crew = job.spec.tenant, tx.state.jobs, tx.state.index.serving
+    tenant, jobs, serving = job.spec.tenant, tx.state.jobs, tx.state.index.serving
     quota = tx.state.settings.quotas.get(tenant)
     if quota is None or sum(other is not worker for other in _of_tenant(tx, tenant)) < quota - 1:
         return False
-    division, free = divide(tx), crew.by_job.get("", ())
+    division, free = divide(tx), serving.by_job.get("", ())
     waiting = [jobs[name] for name in division.waiting if name in jobs and not fits(jobs[name], worker)]
     had = division.standing(job.name, tx.now).ahead
     return any(
@@ -148,13 +148,13 @@ def _find_surplus(tx: Transaction) -> set[str]:
 
 def preemptible(tx: Transaction) -> set[str]:
     """Workers that get no more tasks of their job, as others are to have them."""
-    crew, jobs, division = tx.state.index.serving, tx.state.jobs, divide(tx)
+    serving, jobs, division = tx.state.index.serving, tx.state.jobs, divide(tx)
     chosen = _surplus(tx) | _exchanged(tx, division)
-    if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
+    if not serving.workers or len(division.shares) < 2 or not (division.givers or serving.sharded):
         return chosen
     chosen |= _useless(tx, division, chosen)
     able = able_to_take(tx, division.accounts.takers(tx.now - division.at))
-    takers = [name for name in division.shares if name in able or name in crew.sharded] if crew.sharded else able
+    takers = [name for name in division.shares if name in able or name in serving.sharded] if serving.sharded else able
     if not takers:
         return chosen
     standings = {name: division.standing(name, tx.now) for name in {*division.givers, *takers}}
@@ -165,10 +165,10 @@ def preemptible(tx: Transaction) -> set[str]:
 
     @functools.cache
     def ready(giver: str) -> list[Worker]:
-        there = [worker for worker in crew.by_job[giver] if worker.id not in chosen and _had_turn(tx, worker)]
+        there = [worker for worker in serving.by_job[giver] if worker.id not in chosen and _had_turn(tx, worker)]
         return sorted(there, key=lambda worker: (worker.turn_began, worker.id))
 
-    free = crew.by_job.get("", [])
+    free = serving.by_job.get("", [])
     for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
         job = jobs[name]
         if job.spec.statically_owned and job.tables is not None and (standings[name].workers or not unowned(job)):
@@ -207,9 +207,9 @@ def _useless(tx: Transaction, division: Division, chosen: AbstractSet[str]) -> s
 
 def _is_blocked(tx: Transaction, worker: Worker) -> bool:
     """Whether all that a worker runs has waited for a while for consumers that don't read."""
-    sight = tx.observed.workers.get(worker.id)
-    report = sight.report if sight is not None else None
-    if sight is None or report is None or report.job != worker.job or sight.reported <= worker.turn_began:
+    observation = tx.observed.workers.get(worker.id)
+    report = observation.report if observation is not None else None
+    if observation is None or report is None or report.job != worker.job or observation.reported <= worker.turn_began:
         return False
     lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
     return bool(lanes) and all(lane.blocked_s > tx.state.settings.blocked_s for lane in lanes)
@@ -217,14 +217,14 @@ def _is_blocked(tx: Transaction, worker: Worker) -> bool:
 
 def _exchanged(tx: Transaction, division: Division) -> set[str]:
     """Workers that jobs could do without, as smaller ones are free, and that are large enough for jobs that wait."""
-    crew, jobs, chosen = tx.state.index.serving, tx.state.jobs, set[str]()
-    free = crew.by_job.get("", ())
+    serving, jobs, chosen = tx.state.index.serving, tx.state.jobs, set[str]()
+    free = serving.by_job.get("", ())
     if not free:
         return chosen
     for job in [jobs[name] for name in sorted(division.waiting) if name in jobs and jobs[name].needs]:
         if job.spec.statically_owned or _full(tx, job.spec.tenant) or any(fits(job, worker) for worker in free):
             continue
-        for worker in crew.workers:
+        for worker in serving.workers:
             serves = jobs.get(worker.job)
             if serves is None or _owns(serves, worker) or worker.id in chosen or not runnable(tx, job, worker):
                 continue
@@ -329,10 +329,10 @@ def assign_workers(tx: Transaction, leaving: set[str], useless: AbstractSet[str]
         useless: of these, those that go to another job if one can run something, whatever shares are.
     """
     _take_in(tx)
-    crew = tx.state.index.serving
+    serving = tx.state.index.serving
     nothing_for: set[tuple[str, int, bool, int]] = set()
     division, standings = None, dict[str, Standing]()
-    for _, worker in sorted(crew.empty_handed.items()):
+    for _, worker in sorted(serving.empty_handed.items()):
         job = tx.state.jobs.get(worker.job)
         young = tx.now - worker.turn_began < tx.state.settings.turn_s
         alike = (worker.job, tx.observed.want(worker.id), young, worker.buffer_bytes)
@@ -344,7 +344,7 @@ def assign_workers(tx: Transaction, leaving: set[str], useless: AbstractSet[str]
             tx.state.index.touched.add(job.name)
             continue
         if worker.id not in leaving and _stays(tx, worker, young=young):
-            if not crew.sharded:
+            if not serving.sharded:
                 nothing_for.add(alike)
             tx.state.index.touched.add(worker.job)
             continue
@@ -366,7 +366,7 @@ def assign_workers(tx: Transaction, leaving: set[str], useless: AbstractSet[str]
         if decision.value != worker.job:
             _switch(tx, worker, decision.value, decision.reason)
             nothing_for.clear()
-        elif not crew.sharded and worker.id not in leaving:
+        elif not serving.sharded and worker.id not in leaving:
             nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
         tx.state.index.touched.add(worker.job)
@@ -385,11 +385,11 @@ def _sought(tx: Transaction, worker: Worker, *, young: bool = False, taken: bool
 
     Of a ``young`` turn, one that has no worker; if something is ``taken`` by that, one that can have no free worker.
     """
-    state, crew = tx.state, tx.state.index.serving
-    free = crew.by_job.get("", ()) if taken else ()
+    state, serving = tx.state, tx.state.index.serving
+    free = serving.by_job.get("", ()) if taken else ()
     others = having_work(tx, worker, divide(tx).unserved if young else state.jobs.keys())
     mine = [state.jobs[name] for name in others if name != worker.job]
-    sharded = [state.jobs[name] for name in crew.sharded if name != worker.job]
+    sharded = [state.jobs[name] for name in serving.sharded if name != worker.job]
     return any(_admits(tx, other, worker) and not any(fits(other, each) for each in free) for other in mine) or any(
         runnable(tx, other, worker) for other in sharded
     )
@@ -397,10 +397,10 @@ def _sought(tx: Transaction, worker: Worker, *, young: bool = False, taken: bool
 
 def _take_in(tx: Transaction) -> None:
     """Local workers serve the job that they are local to, as soon as there is one."""
-    crew = tx.state.index.serving
-    for name in sorted(crew.local.keys() & tx.state.jobs.keys()):
+    serving = tx.state.index.serving
+    for name in sorted(serving.local.keys() & tx.state.jobs.keys()):
         if tx.state.jobs[name].failure is None:
-            for worker in crew.local[name]:
+            for worker in serving.local[name]:
                 if worker.job != name:
                     _switch(tx, worker, name, f"it is local to {name}")
                     tx.state.index.touched.add(name)

@@ -64,11 +64,11 @@ def having_work(tx: Transaction, worker: Worker, names: AbstractSet[str]) -> set
 
 def able_to_take(tx: Transaction, names: list[str]) -> list[str]:
     """Subset of these jobs with something for some worker of other jobs; left out are the same."""
-    crew = tx.state.index.serving
-    if not names or not crew.workers:
+    index = tx.state.index.serving
+    if not names or not index.workers:
         return []
     keenest = tx.state.index.memoize(
-        SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: tx.observed.want(w.id))
+        SERVICE, "keenest", lambda: max(index.workers, key=lambda w: tx.observed.want(w.id))
     )
     able = having_work(tx, keenest, set(names))  # what there is for others there is for one that wants more, too
     return [name for name in names if name in able]

@@ -347,7 +347,7 @@ class Division(msgspec.Struct, frozen=True):
     Not journalled: what jobs had beyond their shares is forgotten with the dispatcher's life, as it is with time.
 
     Attributes:
-        crew: who serves what.
+        serving: who serves what.
         at: the moment.
         shares: by job that has use for workers, how many it is to have.
         counts: by job that there is, how many it has.
@@ -359,7 +359,7 @@ class Division(msgspec.Struct, frozen=True):
         accounts: how those of ``shares`` stand.
     """
 
-    crew: ServingIndex
+    serving: ServingIndex
     at: float
     shares: dict[str, Decision[float]] = {}
     counts: dict[str, int] = {}
@@ -464,18 +464,18 @@ class Observed(msgspec.Struct):
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""
-        sight = self.workers.get(worker)
-        return DEFAULT_WANT if sight is None or sight.report is None else max(1, sight.report.want)
+        observation = self.workers.get(worker)
+        return DEFAULT_WANT if observation is None or observation.report is None else max(1, observation.report.want)
 
     def worker_report(self, worker: str) -> WorkerReport | None:
         """Find what a worker reported last."""
-        sight = self.workers.get(worker)
-        return None if sight is None else sight.report
+        observation = self.workers.get(worker)
+        return None if observation is None else observation.report
 
     def report(self, client: str) -> ConsumerReport | None:
         """Find what a consumer's client reported last."""
-        sight = self.clients.get(client)
-        return None if sight is None else sight.report
+        observation = self.clients.get(client)
+        return None if observation is None else observation.report
 
     def reports(self, consumers: Mapping[int, Consumer]) -> dict[int, ConsumerReport]:
         """Find what these consumers reported last, those aside that have not reported."""

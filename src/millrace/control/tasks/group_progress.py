@@ -31,15 +31,17 @@ def joined(tx: Transaction, job: Job, member: int) -> None:
 
 def left(tx: Transaction, job: Job, member: int) -> None:
     """Keep what matters of a member that is none any more."""
-    sight = _sight(tx.observed, job)
-    seen = sight.members.pop(member, None)
-    sight.given += 0 if seen is None else _given(seen)
+    observation = _sight(tx.observed, job)
+    seen = observation.members.pop(member, None)
+    observation.given += 0 if seen is None else _given(seen)
 
 
 def detached(tx: Transaction, job: Job, member: int, why: str) -> None:
     """Remember that a member was detached."""
-    sight = _sight(tx.observed, job)
-    sight.detached = [*sight.detached, DetachedMember(job.consumers[member].member, tx.now, why)][-DETACHED:]
+    observation = _sight(tx.observed, job)
+    observation.detached = [*observation.detached, DetachedMember(job.consumers[member].member, tx.now, why)][
+        -DETACHED:
+    ]
 
 
 def reported(tx: Transaction, job: Job, member: int, message: ConsumerReport) -> None:
@@ -77,18 +79,18 @@ def shares(observed: Observed, job: Job) -> dict[int, float]:
 
 def divide(tx: Transaction, job: Job, used: ResourceUsage, passed: float) -> None:
     """Add what a group's workers have used while so many seconds passed to what falls to its members."""
-    sight = _sight(tx.observed, job)
+    observation = _sight(tx.observed, job)
     parts = [(job.consumers[member], share) for member, share in shares(tx.observed, job).items()]
     if not parts:  # what is kept for who comes next
-        add_usage(sight.spent.setdefault("", {}), job.newest, used)
+        add_usage(observation.spent.setdefault("", {}), job.newest, used)
     for place, share in parts:
         part = ResourceUsage(used.worker_s * share, passed, used.core_s * share, used.gib_s * share)
-        add_usage(sight.spent.setdefault(place.member, {}), place.epoch, part)
+        add_usage(observation.spent.setdefault(place.member, {}), place.epoch, part)
     here = {place.member for place in job.consumers.values()}
-    gone = [name for name in sight.spent if name and name not in here]
+    gone = [name for name in observation.spent if name and name not in here]
     for name in gone[: max(0, len(gone) - REMEMBERED)]:
-        together = sight.spent.setdefault("", {})
-        for epoch, each in sight.spent.pop(name).items():
+        together = observation.spent.setdefault("", {})
+        for epoch, each in observation.spent.pop(name).items():
             add_usage(together, epoch, each)
 
 
@@ -107,10 +109,10 @@ def saved(observed: Observed, job: Job) -> tuple[int, int, float]:
 
     Outputs that were given beyond those that were produced would have cost as much as these did, on average.
     """
-    sight, graph = observed.groups.get(job.name, GroupObservation()), unpack(job.spec.structure)
+    observation, graph = observed.groups.get(job.name, GroupObservation()), unpack(job.spec.structure)
     root = graph.id_of(graph.root)
-    each = [_given(seen) for seen in sight.members.values()]
-    given = sight.given + sum(each)
+    each = [_given(seen) for seen in observation.members.values()]
+    given = observation.given + sum(each)
     made = max([job_progress.given(observed, job, root), *each])  # of tasks that are under way members have something
     nodes = measures(observed, job.name).values()
     outputs = sum(worker[root].elements for worker in nodes if root in worker)

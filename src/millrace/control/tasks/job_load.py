@@ -49,9 +49,9 @@ def window_of(observed: Observed, job: str) -> Window:
     Of a job that has not been here for so long: since its beginning.
     """
     reports = {
-        name: (sight.report, _before(sight.report, sight.then))
-        for name, sight in observed.workers.items()
-        if sight.report is not None and sight.report.job == job
+        name: (observation.report, _before(observation.report, observation.then))
+        for name, observation in observed.workers.items()
+        if observation.report is not None and observation.report.job == job
     }
     before = {name: {each.node: each for each in then.nodes} for name, (_, then) in reports.items()}
     by_worker = [_lanes_since(report, then) for report, then in reports.values()]

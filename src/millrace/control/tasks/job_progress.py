@@ -60,29 +60,32 @@ def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:
     epoch = job.epochs.get(number)
     if epoch is not None:
         return task in epoch.live or task < max(epoch.cursors.values(), default=0)
-    sight = tx.observed.progress.get(job.name)
-    return sight is not None and number in sight.epochs and job.length is not None and task < job.length
+    observation = tx.observed.progress.get(job.name)
+    return observation is not None and number in observation.epochs and job.length is not None and task < job.length
 
 
 def _epoch(tx: Transaction, job: Job, number: int) -> EpochObservation | None:
     """Find the observation of an epoch; None if it was added up with others."""
-    sight = tx.observed.progress.setdefault(job.name, JobObservation())
-    if number not in sight.epochs:
-        if sight.epochs and number < min(sight.epochs):
+    observation = tx.observed.progress.setdefault(job.name, JobObservation())
+    if number not in observation.epochs:
+        if observation.epochs and number < min(observation.epochs):
             return None
-        sight.epochs[number] = EpochObservation()
-        while len(sight.epochs) > EPOCHS:
-            over = sight.epochs.pop(min(sight.epochs))
-            sight.elements += over.elements
-            sight.passed = [sum(each) for each in zip_longest(sight.passed, over.passed, fillvalue=0)]
-            sight.pace = _sum(sight.pace, over.pace)
-    return sight.epochs[number]
+        observation.epochs[number] = EpochObservation()
+        while len(observation.epochs) > EPOCHS:
+            over = observation.epochs.pop(min(observation.epochs))
+            observation.elements += over.elements
+            observation.passed = [sum(each) for each in zip_longest(observation.passed, over.passed, fillvalue=0)]
+            observation.pace = _sum(observation.pace, over.pace)
+    return observation.epochs[number]
 
 
 def given(observed: Observed, job: Job, node: int) -> int:
     """Count the elements that an operator gave in all tasks that have ended, of all epochs that somebody has begun."""
-    sight = observed.progress.get(job.name, JobObservation())
-    counts = [sight.passed, *(epoch.passed for number, epoch in sight.epochs.items() if number <= job.newest)]
+    observation = observed.progress.get(job.name, JobObservation())
+    counts = [
+        observation.passed,
+        *(epoch.passed for number, epoch in observation.epochs.items() if number <= job.newest),
+    ]
     return sum(passed[node] for passed in counts if node < len(passed))
 
 
@@ -107,10 +110,10 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
     """How much of the newest epoch was read, and how long the rest will take at the pace so far."""
     number = job.newest
     share = share_of(state, job, number)
-    sight = observed.progress.get(job.name, JobObservation()).epochs.get(number)
+    observation = observed.progress.get(job.name, JobObservation()).epochs.get(number)
     left_s = None if share is None or share < 1 else 0.0
-    if share is not None and sight is not None and sight.read and share > sight.share:
-        left_s = (1 - share) * (now - sight.began) / (share - sight.share)
+    if share is not None and observation is not None and observation.read and share > observation.share:
+        left_s = (1 - share) * (now - observation.began) / (share - observation.share)
     return {"share": share, "left_s": left_s}
 
 
@@ -136,9 +139,9 @@ def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
 
 def summary(tx: Transaction, job: Job, reason: str) -> FinishedJob:
     """Sum up what is worth knowing of a job that is over."""
-    sight = tx.observed.progress.get(job.name, JobObservation())
-    read = [epoch for epoch in sight.epochs.values() if epoch.read]
-    pace = sight.pace
+    observation = tx.observed.progress.get(job.name, JobObservation())
+    read = [epoch for epoch in observation.epochs.values() if epoch.read]
+    pace = observation.pace
     for epoch in read:
         pace = _sum(pace, epoch.pace)
     load = load_of(tx.state, tx.observed, job, window_of(tx.observed, job.name))
@@ -148,8 +151,8 @@ def summary(tx: Transaction, job: Job, reason: str) -> FinishedJob:
         reason,
         tx.now,
         tx.now - job.created,
-        max((number for number, epoch in sight.epochs.items() if epoch.read), default=-1) + 1,
-        sight.elements + sum(epoch.elements for epoch in read),
+        max((number for number, epoch in observation.epochs.items() if epoch.read), default=-1) + 1,
+        observation.elements + sum(epoch.elements for epoch in read),
         pace,
         bottleneck(msgspec.structs.replace(load, batch_s=batch_s, wait_s=wait_s)).reason,
         job.failure.message.partition("\n")[0] if job.failure is not None else None,

@@ -162,7 +162,7 @@ def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
 
 
 def chunks_of(
-    epoch: LocalEpoch, tasks: Iterator[Task], begin: Merged, tally: ProgressTracker
+    epoch: LocalEpoch, tasks: Iterator[Task], begin: Merged, progress: ProgressTracker
 ) -> Generator[Chunk, None, None]:
     """Yield what is still to come of an epoch: the chunks of these tasks, one after the other."""
     done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
@@ -175,11 +175,11 @@ def chunks_of(
             epoch.begin(number)
             leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
             epoch.expect([task, *coming])
-            yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
+            yield from progress.counted(number, skip, epoch.run(task, leftovers, left, skip))
             if epoch.over:
                 rest = Task(task.index + 1, 0, 0, tuple(sorted(left)))
                 if left:
-                    yield from tally.counted(number + 1, 0, epoch.run(rest, epoch.take(rest, left, passed), left))
+                    yield from progress.counted(number + 1, 0, epoch.run(rest, epoch.take(rest, left, passed), left))
                 return
         elif task.parent >= 0:
             passed[task.index] = task
@@ -244,7 +244,7 @@ class _Reading(NamedTuple):
 
     program: Program
     epoch: LocalEpoch
-    tally: ProgressTracker
+    progress: ProgressTracker
     loop: Loop
     elements: Generator[Any, None, None]
     state: Callable[[], Checkpoint]
@@ -297,11 +297,11 @@ def _reading(
     epoch, loop = LocalEpoch(program, begin, reuse), Loop()
     part, parts = share or (0, 1)
     order = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
-    tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
-    elements = _elements(program, chunks_of(epoch, order, begin, tally), tally, loop, passes)
-    state = functools.partial(_state, tally, begin, epoch.weights, seed, share, here)
+    progress = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
+    elements = _elements(program, chunks_of(epoch, order, begin, progress), progress, loop, passes)
+    state = functools.partial(_state, progress, begin, epoch.weights, seed, share, here)
     passes.begin(begin.epoch, state)
-    return _Reading(program, epoch, tally, loop, elements, state, passes, loaded, share)
+    return _Reading(program, epoch, progress, loop, elements, state, passes, loaded, share)
 
 
 def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
@@ -328,7 +328,7 @@ class LocalIterator(ElementIterator):
         close_at_exit(self)
 
     def _take(self, reading: _Reading) -> None:
-        self._reading, self._tally, self._elements = reading, reading.tally, reading.elements
+        self._reading, self._progress, self._elements = reading, reading.progress, reading.elements
         self._failure: Exception | None = None
         self._back: tuple[Any, ...] = ()
 
@@ -343,7 +343,7 @@ class LocalIterator(ElementIterator):
                     raise anew(self._failure)  # noqa: TRY301 (it is not handled below)
                 for element in self._back:
                     self._back = ()
-                    self._tally.take_back(-1)
+                    self._progress.take_back(-1)
                     return element
                 asked = True
                 for element in self._elements:  # nothing can come between taking one and knowing of it
@@ -364,7 +364,7 @@ class LocalIterator(ElementIterator):
         """Put back an element whose receiver could not use it: it is handed out once more, and no state counts it."""
         with self._lock:
             self._back = (element,)
-            self._tally.take_back()
+            self._progress.take_back()
 
     @property
     def skipped(self) -> int:
@@ -384,7 +384,7 @@ class LocalIterator(ElementIterator):
                     "set_weights sets weights for all who read an epoch, and this is one of several processes of a"
                     " DataLoader without a service, each of which knows its own part: use distribute()"
                 )
-            over = reading.tally.ended or inspect.getgeneratorstate(reading.elements) == inspect.GEN_CLOSED
+            over = reading.progress.ended or inspect.getgeneratorstate(reading.elements) == inspect.GEN_CLOSED
             if over or not reading.passes.is_last(reading.state):
                 raise PipelineError(NOT_READ)
             change = reading.epoch.set_weights(checked_weights(weights))
@@ -429,7 +429,7 @@ class LocalIterator(ElementIterator):
         program, loop = self._reading.program, self._reading.loop
         measures = {each.node: each for each in program.measures()}
         operators = operators_of(measures, *kinds(program.graph))
-        handed_out, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
+        handed_out, wall_s = self._progress.handed_out, sum(each.wall_s for each in operators)
         load = BottleneckMeasures(
             operators,
             loop.read_s / handed_out if handed_out else 0.0,
@@ -455,14 +455,14 @@ class LocalIterator(ElementIterator):
 
 
 def _state(
-    tally: ProgressTracker,
+    progress: ProgressTracker,
     begin: Merged,
     weights: LocalWeights,
     seed: int,
     share: Share | None,
     identity: Callable[[], PipelineIdentity],
 ) -> Checkpoint:
-    done, begun = tally.now()
+    done, begun = progress.now()
     here = identity()
     rank, ranks = share or (0, 1)
     return Checkpoint(
@@ -475,7 +475,7 @@ def _state(
         done=done.low,
         later=done.text(),
         begun=begun,
-        ended=tally.ended,
+        ended=progress.ended,
         rank=rank,
         ranks=ranks,
         helpers=share is not None,
@@ -484,15 +484,15 @@ def _state(
 
 
 def _elements(
-    program: Program, chunks: Generator[Chunk, None, None], tally: ProgressTracker, loop: Loop, passes: EpochCursor
+    program: Program, chunks: Generator[Chunk, None, None], progress: ProgressTracker, loop: Loop, passes: EpochCursor
 ) -> Generator[Any, None, None]:
     passes.started()
     if program.ending is not None:
         chunks = overlapped(chunks, program.ending, program.budget.each)
     try:
-        yield from tally.handed(loop.timed(chunks))
+        yield from progress.handed(loop.timed(chunks))
     finally:
-        tally.closed()
+        progress.closed()
         try:
             chunks.close()
         finally:

@@ -71,16 +71,16 @@ def begin(kind: Kind, workers: int, limits: Limits) -> Found:
     return autoscale.begin(workers, limits)
 
 
-def step(scale: Scale | Other, sight: Observation, limits: Limits) -> Found:
+def step(scale: Scale | Other, observation: Observation, limits: Limits) -> Found:
     """Advance a policy by one look."""
     match scale:
         case CachewScale():
-            return cachew_scaling.step(scale, sight.look, limits, sight.queue)
+            return cachew_scaling.step(scale, observation.look, limits, observation.queue)
         case HpaScale():
-            return hpa.step(scale, sight.cpu, sight.at, limits, sight.look.workers)
+            return hpa.step(scale, observation.cpu, observation.at, limits, observation.look.workers)
         case CheapScale():
-            return cost_scaling.step(scale, sight.look, limits, sight.rates)
-    return autoscale.step(scale, sight.look, limits)
+            return cost_scaling.step(scale, observation.look, limits, observation.rates)
+    return autoscale.step(scale, observation.look, limits)
 
 
 def pause_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:

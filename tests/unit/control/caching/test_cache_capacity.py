@@ -185,13 +185,13 @@ def test_a_store_is_measured_once_it_is_listed_with_a_part_of_the_room_that_is_l
 
 def test_why_nothing_is_kept_is_known_until_something_is():
     service, _ = begun()
-    sight = service.observed.caching["a"]
+    observation = service.observed.caching["a"]
     full = CacheUsed("a", 999, PLACE, lost=["x", "y"], error="the disk is full")
     service.say(inp.WorkerSaid("w0", full))
     service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, error="there is no room for all", wanted=500)))
-    assert (sight.lost, sight.trouble) == (2, "the disk is full")
+    assert (observation.lost, observation.trouble) == (2, "the disk is full")
     service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, [KeptBlock("b", 10, 1)])))
-    assert (sight.lost, sight.trouble) == (2, "")
+    assert (observation.lost, observation.trouble) == (2, "")
 
 
 OTHERS = place_of("ef" * 16, "", "them")

@@ -47,8 +47,8 @@ def read(service, client, batch_s, wait_s):
     service.say(inp.ConsumerSaid(client, report))
 
 
-def profile(service, job, sight=None):
-    return profile_of(service.state, service.observed, job, sight or CacheObservation())
+def profile(service, job, observation=None):
+    return profile_of(service.state, service.observed, job, observation or CacheObservation())
 
 
 def seen(service, job):
@@ -76,11 +76,11 @@ def test_a_profile_is_the_sum_of_what_workers_did():
 def test_what_was_done_before_does_not_count():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheObservation(before=measures(service.observed, "a"))
+    observation = CacheObservation(before=measures(service.observed, "a"))
     read(service, "c0", 0.02, 0.01)
-    assert profile(service, job, sight) is None
+    assert profile(service, job, observation) is None
     worked(service, "w0", 500, active_s=1.5)
-    found = profile(service, job, sight)
+    found = profile(service, job, observation)
     assert found is not None
     assert found.elements == 100
     assert found.passed[POINT].elements == 25
@@ -89,11 +89,11 @@ def test_what_was_done_before_does_not_count():
 def test_a_worker_that_loaded_the_job_anew_is_not_counted_backwards():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheObservation(before=measures(service.observed, "a"))
+    observation = CacheObservation(before=measures(service.observed, "a"))
     worked(service, "w0", 40, active_s=0.1)
     worked(service, "w1", 100)
     read(service, "c0", 0.02, 0.01)
-    found = profile(service, job, sight)
+    found = profile(service, job, observation)
     assert found is not None
     assert found.elements == 100
 

@@ -210,13 +210,15 @@ def test_times_with_hits_are_measured_where_they_can_be():
     service = Buckets({"a": 8 * GB, "b": 8 * GB})
     service.begin_job("one", "a")
     service.measure("one", 1.0, 0.9)
-    sight = service.observed.sources["one"]
-    assert sight.estimated
-    assert sight.hit_s == pytest.approx(0.1)
+    observation = service.observed.sources["one"]
+    assert observation.estimated
+    assert observation.hit_s == pytest.approx(0.1)
     service.measure("one", 0.4, 0.0, cached=1.0)
-    assert (sight.miss_s, sight.hit_s, sight.estimated) == (1.0, 0.4, False)
+    assert (observation.miss_s, observation.hit_s, observation.estimated) == (1.0, 0.4, False)
     service.measure("one", 0.7, 0.0, cached=0.5)
-    assert (sight.miss_s, sight.hit_s, sight.two_chunks_s) == (1.0, 0.4, None), "a half of hits says neither"
+    assert (observation.miss_s, observation.hit_s, observation.two_chunks_s) == (1.0, 0.4, None), (
+        "a half of hits says neither"
+    )
 
 
 def probed():
@@ -239,16 +241,16 @@ def test_a_job_that_was_never_seen_without_the_cache_is_probed():
     service.end_earlier("one")
     service.measure("one", 0.5, 0.4)
     assert service.past == []
-    sight = service.observed.sources["one"]
-    assert (sight.miss_s, sight.hit_s) == (0.5, 0.1)
+    observation = service.observed.sources["one"]
+    assert (observation.miss_s, observation.hit_s) == (0.5, 0.1)
     service.tick(1.0)
     assert service.past == []
     service.measure("one", 0.1, 0.0, cached=1.0)
     service.end_earlier("one")
-    sight.probed_s -= PROBE_INTERVAL_S
+    observation.probed_s -= PROBE_INTERVAL_S
     service.tick(1.0)
     assert service.past == [], "a probe takes two hundredths of a job's time at most"
-    sight.probed_s -= 100 * 0.4 / 0.02
+    observation.probed_s -= 100 * 0.4 / 0.02
     service.tick(1.0)
     assert service.past == ["one"], "and comes again, as the load of the link may have changed"
 
@@ -330,8 +332,8 @@ def test_a_job_that_reads_nothing_of_a_store_gains_nothing():
     service.end_earlier("one")
     service.measure("one", 0.1, 0.05, stored=0)
     assert service.past == []
-    sight = service.observed.sources["one"]
-    assert sight.miss_s == sight.hit_s == 0.1
+    observation = service.observed.sources["one"]
+    assert observation.miss_s == observation.hit_s == 0.1
 
 
 def test_who_fetches_two_chunks_for_others_is_not_taken_for_one_without_the_cache():
@@ -339,8 +341,8 @@ def test_who_fetches_two_chunks_for_others_is_not_taken_for_one_without_the_cach
     for name in ("one", "two"):
         service.begin_job(name, "a")
     service.measure("one", 0.6, 0.5, cached=0.0)
-    sight = service.observed.sources["one"]
-    assert (sight.miss_s, sight.two_chunks_s) == (None, 0.6)
+    observation = service.observed.sources["one"]
+    assert (observation.miss_s, observation.two_chunks_s) == (None, 0.6)
 
 
 def test_a_job_that_cannot_read_in_chunks_takes_them_from_nobody():

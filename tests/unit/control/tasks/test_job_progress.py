@@ -102,9 +102,9 @@ def test_tasks_that_nobody_was_dealt_are_not_counted(service, epoch, task):
     service.begin(joined(service))
     ended(service, 0, 0, [8, 2])
     ended(service, epoch, task, [8, 2])
-    sight = service.observed.progress["a"]
-    assert list(sight.epochs) == [0]
-    assert list(sight.epochs[0].counted) == [0]
+    observation = service.observed.progress["a"]
+    assert list(observation.epochs) == [0]
+    assert list(observation.epochs[0].counted) == [0]
 
 
 def test_a_report_that_is_late_takes_nothing_back(service):
