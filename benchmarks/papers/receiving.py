@@ -39,6 +39,8 @@ MOST = 6
 RECORD = 64
 """Numbers of a record."""
 BATCH = 32
+BUFFER_BYTES = 8 << 20
+"""Of a worker: a second of its work at least."""
 MEASURE_S, LIMIT_S = 8.0, 90.0
 BOUND = 0.85
 """Of its host, which a client uses that is bound by receiving."""
@@ -109,7 +111,8 @@ def _used_s() -> float:
 def on_service(workers: int) -> dict[str, Any]:
     """A training, on a host of its own, on a service with so many workers; 0: as many as it chooses."""
     with contextlib.ExitStack() as stack:
-        address, fleet = stack.enter_context(service(f"{workers or 1}-{workers or MOST}", workers or 1))
+        buffers = ("--buffer-bytes", str(BUFFER_BYTES))
+        address, fleet = stack.enter_context(service(f"{workers or 1}-{workers or MOST}", workers or 1, *buffers))
         hosts = fleet_of(f"millrace-fleet-{uuid.uuid4().hex[:8]}")
         stack.callback(hosts.close)
         setting = msgspec.json.encode(Setting(address, workers)).decode()
