@@ -40,6 +40,8 @@ LIMIT_S = 160.0
 """Seconds for a policy to settle; then it counts with what it has."""
 QUIET_S = 35.0
 """Seconds without a change after which a policy has settled that does not say so: two looks of Kubernetes' rule."""
+LOOK = 100
+"""Elements between two looks at the service: a look takes some hundredths of a second of the training's time."""
 BUFFER_BYTES = 256 << 10
 """That a worker computes ahead at most, a second or two of its work, as the usual 256 MiB are of large pictures: the
 processor time of what is computed long before its time says nothing of what the training needs."""
@@ -109,7 +111,7 @@ def measured(reading: Reading, fleet: Fleet) -> dict[str, float]:
     """Rate of the training from now on, and the processor time that its fleet takes for it."""
     began, used_s, count = time.perf_counter(), fleet.used_s(), 0
     while (seconds := time.perf_counter() - began) < MEASURE_S:
-        reading.read(25)
+        reading.timed(25)
         count += 25
     return {"elements": count / seconds, "cores": (fleet.used_s() - used_s) / seconds}
 
@@ -143,12 +145,16 @@ def scaled(work: Cost, policy: str, first: int) -> dict[str, Any]:
     ):
         reading = Reading(address, "reads", iter(served), OWN_S)
         began = changed = time.perf_counter()
-        number, used_s, host_s, before = 0, fleet.used_s(), 0.0, began
+        number, plan, used_s, host_s, before = 0, 0, fleet.used_s(), 0.0, began
+        changes: list[dict[str, Any]] = []
         while (now := time.perf_counter()) - began < LIMIT_S:
-            reading.read(25)
+            reading.timed(LOOK)
             workers = job_of(address, "reads")["workers"]
             host_s += workers["observed"] * (time.perf_counter() - before)
             before = time.perf_counter()
+            if workers["plan"] != plan:
+                plan = workers["plan"]
+                changes.append({"seconds": now - began, "plan": plan, "workers": number, "why": workers["why"]})
             if workers["observed"] != number:
                 number, changed = workers["observed"], now
             calm = now - changed >= QUIET_S if policy == "hpa" else workers.get("phase") == "settled"
@@ -157,11 +163,6 @@ def scaled(work: Cost, policy: str, first: int) -> dict[str, Any]:
         found = {"settled_s": time.perf_counter() - began, "host_s": host_s, "core_s": fleet.used_s() - used_s}
         found |= measured(reading, fleet)
         workers = job_of(address, "reads")["workers"]
-        changes = [
-            row
-            for number, row in enumerate(reading.timeline)
-            if not number or row["plan"] != reading.timeline[number - 1]["plan"]
-        ]
         return {"workers": workers["observed"], **found, "why": workers["why"], "changes": changes}
 
 

@@ -62,7 +62,7 @@ def looks_of(training: Training) -> dict[int, list[float]]:
     found = {}
     for workers in range(1, training.most + 1):
         with reading_with(training.cost, workers, training.own_s) as (reading, _):
-            found[workers] = [reading.read(LOOK_ELEMENTS) for _ in range(LOOKS)]
+            found[workers] = [reading.timed(LOOK_ELEMENTS) for _ in range(LOOKS)]
     return found
 
 
