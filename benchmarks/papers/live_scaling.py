@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.papers.report import answer, verdict
-from benchmarks.papers.scaled import HEARTBEAT_S, NBYTES, Reading, dispatcher, job_of
+from benchmarks.papers.scaled import HEARTBEAT_S, LOOK, NBYTES, Reading, dispatcher, job_of
 from benchmarks.papers.throttled import pause
 from benchmarks.small_hosts import Fleet, fleet_of
 from millrace import Dataset
@@ -40,8 +40,6 @@ LIMIT_S = 160.0
 """Seconds for a policy to settle; then it counts with what it has."""
 QUIET_S = 35.0
 """Seconds without a change after which a policy has settled that does not say so: two looks of Kubernetes' rule."""
-LOOK = 100
-"""Elements between two looks at the service: a look takes some hundredths of a second of the training's time."""
 BUFFER_BYTES = 256 << 10
 """That a worker computes ahead at most, a second or two of its work, as the usual 256 MiB are of large pictures: the
 processor time of what is computed long before its time says nothing of what the training needs."""

@@ -25,6 +25,8 @@ from millrace.clusters.child_process import hang_up, reap, spawn
 NBYTES = 4 << 10
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HEARTBEAT_S = 0.5
+LOOK = 100
+"""Elements between two looks at the service: a look takes some hundredths of a second of the training's time."""
 MOST, LIMIT_S, SECONDS = 16, 120.0, 8.0
 """Of a service that is left alone: its workers, and seconds until it has settled and of the measurement then."""
 
@@ -115,6 +117,7 @@ class Reading:
                 "batch_s": batch_s,
                 "why": workers["why"],
                 "mode": job["mode"],
+                "settled": workers.get("phase") == "settled" and workers["plan"] == workers["observed"],
             }
         )
         return batch_s
@@ -141,10 +144,9 @@ class Reading:
         """
         until = time.perf_counter() + limit_s
         while time.perf_counter() < until:
-            self.read(25)
-            workers = job_of(self._address, self._name)["workers"]
-            if workers.get("phase") == "settled" and workers["plan"] == workers["observed"]:
-                return int(workers["plan"])
+            self.read(LOOK)
+            if self.timeline[-1]["settled"]:
+                return int(self.timeline[-1]["plan"])
         raise RuntimeError(f"no number of workers was settled on in {limit_s:g} s: {self.timeline[-5:]}")
 
 
