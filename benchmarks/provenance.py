@@ -21,7 +21,6 @@ MEASURED_OFF_MAIN = frozenset(
         "overhead",
         "packing",
         "papers.cpu_overhead",
-        "papers.figure6",
         "recovery",
     }
 )
