@@ -7,9 +7,9 @@ from millrace.policies.scaling.cachew_scaling import PUBLISHED, RELEASED, Cachew
 LIMITS = Limits(1, 100)
 
 
-def cachew(needed: float, looks: int) -> list[int]:
+def cachew(needed: float, looks: int, *, released: bool = False) -> list[int]:
     """Numbers of workers of a job that needs so many."""
-    scale, path = CachewScale(), []
+    scale, path = CachewScale(released=released), []
     for _ in range(looks):
         batch_s = max(1.0, needed / scale.workers)
         scale = cachew_scaling.step(scale, Look(scale.workers, batch_s, 0.0, 1.0), LIMITS, queue=1.0).value
@@ -56,20 +56,10 @@ def test_cachew_waits_for_its_workers_for_half_a_minute_and_tries_one_more_after
     assert cachew_scaling.step(scale, fewer, Limits(1, 3)).value.workers == 3
 
 
-def released(needed: float, looks: int) -> list[int]:
-    """The same by the released code."""
-    scale, path = CachewScale(released=True), []
-    for _ in range(looks):
-        batch_s = max(1.0, needed / scale.workers)
-        scale = cachew_scaling.step(scale, Look(scale.workers, batch_s, 0.0, 1.0), LIMITS, queue=1.0).value
-        path.append(scale.workers)
-    return path
-
-
 def test_the_released_code_asks_for_seven_percent():
-    assert released(4, 6) == [2, 3, 4, 5, 4, 4]
-    assert max(released(80, 99)) == 15  # the fifteenth brings a fifteenth, 6.7 %
-    assert released(80, 99)[-1] == 14
+    assert cachew(4, 6, released=True) == [2, 3, 4, 5, 4, 4]
+    assert max(cachew(80, 99, released=True)) == 15  # the fifteenth brings a fifteenth, 6.7 %
+    assert cachew(80, 99, released=True)[-1] == 14
 
 
 def test_the_released_code_keeps_what_there_was_without_the_superfluous_worker():
