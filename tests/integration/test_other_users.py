@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from millrace.client.status_query import fetch_status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, CacheError, ServiceError
-from millrace.wire import own_token
 from millrace.wire.data.data_connection import DataServer
 
 NOBODY = 65534
@@ -162,14 +160,6 @@ def test_what_a_service_keeps_is_its_owners_alone(tmp_path: Path):
     assert any(each.is_file() for each in cache.rglob("*"))
     assert any("/blobs/" in name for name in modes)
     assert not {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
-
-
-def test_the_kernels_table_begins_with_who_listens():
-    """No more of it is read."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
-        states = [row.split()[3] for row in Path(own_token.TABLES[0]).read_text().splitlines()[1:]]
-    assert {"0A", "01"} <= set(states)
-    assert "0A" not in states[states.count("0A") :]
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):

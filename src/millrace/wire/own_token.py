@@ -12,21 +12,15 @@ import ipaddress
 import os
 import secrets
 import stat
-import sys
 import tempfile
 import uuid
 
 from millrace.errors import AuthenticationError, ServiceError
 from millrace.private_folder import ROOT, make_private
 from millrace.wire.address import is_loopback, parse_address
+from millrace.wire.listeners import Ip, listeners
 
-TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-"""Tables in which Linux says whose sockets are."""
-_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _DIGITS = 64
-_LISTENS = b"0A"
-_ROWS_BYTES = 512
-"""Bytes to read at a time: the kernel writes only what is asked for, and takes longer for a row than Python."""
 
 
 def resolve(address: str, token: str | None) -> tuple[str | None, bool]:
@@ -104,7 +98,9 @@ def check_listener(address: str) -> None:
     Raises:
         AuthenticationError: it is another user, other than root.
     """
-    strangers = _listeners(*parse_address(address)) - {os.geteuid(), ROOT}
+    host, port = parse_address(address)
+    hosts, ours = _listening_addresses(host), {os.geteuid(), ROOT}
+    strangers = {each.uid for each in listeners(port) if hosts is None or each.ip in hosts} - ours
     if strangers:
         raise AuthenticationError(
             f"{address} belongs to another user of this machine (uid {min(strangers)}), who is not told your token: "
@@ -112,27 +108,7 @@ def check_listener(address: str) -> None:
         )
 
 
-def _listeners(host: str, port: int) -> set[int]:
-    """Find users who may be listening where a connection to this host and port of this machine ends.
-
-    The tables begin with who listens, as the kernel's Documentation/networking/proc_net_tcp.rst says. Who is connected
-    comes after that, thousands at times, and is not read.
-    """
-    found, hosts = set(), _listening_addresses(host)
-    for table in TABLES:
-        with contextlib.suppress(OSError), open(table, "rb", buffering=_ROWS_BYTES) as rows:
-            next(rows, None)
-            for row in rows:
-                _, local, _, state, *rest = row.split()
-                if state != _LISTENS:
-                    break
-                there, _, at = local.rpartition(b":")
-                if int(at, 16) == port and (hosts is None or _ip(there) in hosts):
-                    found.add(int(rest[3]))
-    return found
-
-
-def _listening_addresses(host: str) -> set[_Ip] | None:
+def _listening_addresses(host: str) -> set[Ip] | None:
     """Addresses to listen on to be reached at ``host``; None: at whichever, as it is a name."""
     try:
         ip = ipaddress.ip_address(host)
@@ -143,9 +119,3 @@ def _listening_addresses(host: str) -> set[_Ip] | None:
         return {ip, ipaddress.IPv6Address("::")}
     alike = [v4, ipaddress.IPv4Address(0)]
     return {*alike, *(ipaddress.IPv6Address(f"::ffff:{each}") for each in alike), ipaddress.IPv6Address("::")}
-
-
-def _ip(digits: bytes) -> _Ip:
-    """Parse an address as Linux writes it: words of four bytes, each as a number of this machine's byte order."""
-    words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
-    return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))

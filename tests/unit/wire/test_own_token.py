@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from millrace.errors import AuthenticationError, ServiceError
 from millrace.private_folder import make_private
 from millrace.wire import own_token
+from millrace.wire.listeners import Listener
 from millrace.wire.own_token import check_listener, resolve
 
 
@@ -99,47 +100,22 @@ def test_where_it_holds():
         assert resolve(address, "secret") == ("secret", False)
 
 
-TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:13BA 00000000:0000 0A 00000000:00000000 00:00000000 00000000  {uid}        0 1145 1 00000000a75f69ac
-   1: 0100007F:13BB 00000000:0000 0A 00000000:00000000 00:00000000 00000000  4242        0 1146 1 00000000a75f69ac
-   2: 0100007F:13BA 0100007F:8D63 01 00000000:00000000 00:00000000 00000000  4243        0 1147 1 00000000a75f69ac
-"""
-
-
-def test_it_is_told_to_nobody_who_took_the_port(tmp_path, monkeypatch):
-    (tmp_path / "tcp").write_text(TABLE.format(uid=os.geteuid()))
-    monkeypatch.setattr(own_token, "TABLES", (str(tmp_path / "tcp"), str(tmp_path / "not there")))
-    check_listener("127.0.0.1:5050")
-    check_listener("127.0.0.1:5052")
+def test_it_is_told_to_nobody_who_took_the_port(monkeypatch):
+    here = ipaddress.ip_address("127.0.0.1")
+    sockets = {5050: {Listener(here, os.geteuid())}, 5051: {Listener(here, 4242)}, 5053: {Listener(here, 0)}}
+    monkeypatch.setattr(own_token, "listeners", lambda port: sockets.get(port, set()))
+    for port in (5050, 5052, 5053):
+        check_listener(f"127.0.0.1:{port}")
+        check_listener(f"localhost:{port}")
     with pytest.raises(
         AuthenticationError, match=r"127\.0\.0\.1:5051 belongs to another user .*\(uid 4242\), who is not"
     ):
         check_listener("127.0.0.1:5051")
-    (tmp_path / "tcp").write_text(TABLE.format(uid=0))
-    check_listener("localhost:5050")
 
 
-def test_of_thousands_of_connections_none_is_read(tmp_path, monkeypatch):
-    (tmp_path / "tcp").write_text(TABLE.format(uid=os.geteuid()) + "no row\n" * 100)
-    monkeypatch.setattr(own_token, "TABLES", (str(tmp_path / "tcp"),))
-    check_listener("127.0.0.1:5050")
-    with pytest.raises(AuthenticationError, match="uid 4242"):
-        check_listener("127.0.0.1:5051")
+ADDRESSES = ("127.0.0.1", "127.0.0.2", "10.0.0.7", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1")
 
 
-ROW = "   0: {local}:13BA 00000000:0000 0A 00000000:00000000 00:00000000 00000000  4242        0 1145 1 0"
-ADDRESSES = {
-    "127.0.0.1": "0100007F",
-    "127.0.0.2": "0200007F",
-    "10.0.0.7": "0700000A",
-    "0.0.0.0": "00000000",
-    "::": "0" * 32,
-    "::1": "0" * 24 + "01000000",
-    "::ffff:127.0.0.1": "0000000000000000FFFF00000100007F",
-}
-
-
-@pytest.mark.skipif(sys.byteorder == "big", reason="the table is as a little-endian machine writes it")
 @pytest.mark.parametrize(
     ("host", "in_the_way"),
     [
@@ -149,11 +125,11 @@ ADDRESSES = {
         ("localhost", set(ADDRESSES)),
     ],
 )
-def test_a_stranger_who_listens_elsewhere_at_the_same_port_is_not_in_the_way(tmp_path, monkeypatch, host, in_the_way):
-    monkeypatch.setattr(own_token, "TABLES", (str(tmp_path / "tcp"),))
+def test_a_stranger_who_listens_elsewhere_at_the_same_port_is_not_in_the_way(monkeypatch, host, in_the_way):
     found = set()
-    for address, local in ADDRESSES.items():
-        (tmp_path / "tcp").write_text(f"  sl  local_address\n{ROW.format(local=local)}\n")
+    for address in ADDRESSES:
+        there = {Listener(ipaddress.ip_address(address), 4242)}
+        monkeypatch.setattr(own_token, "listeners", lambda port, there=there: there)
         try:
             check_listener(f"{host}:5050")
         except AuthenticationError:
