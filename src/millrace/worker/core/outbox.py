@@ -116,6 +116,11 @@ class ReaderCursor:
         """Number of messages that are still to be sent."""
         return self.task.freed + len(self.task.messages) - self.sent
 
+    @property
+    def lacking(self) -> int:
+        """Number of messages that the reader has not said that it has."""
+        return self.task.freed + len(self.task.messages) - self.received
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -232,16 +237,19 @@ class ReaderOutbox:
     def filled(self) -> bool:
         """Whether the reader lacks anything that is here of the epoch that it reads, or has not said that it has it."""
         return any(
-            not cursor.done and cursor.received < cursor.task.freed + len(cursor.task.messages)
-            for (epoch, _), cursor in self.cursors.items()
-            if epoch <= self.reading
+            not cursor.done and cursor.lacking for (epoch, _), cursor in self.cursors.items() if epoch <= self.reading
         )
 
     @property
     def waiting(self) -> bool:
-        """Whether the reader would take more at once: it has asked, and all there was is on its way."""
+        """Whether the reader has nothing to receive: it has asked, and has said that it has all there was.
+
+        While a message is on its way the next one grows, as in Nagle's algorithm (RFC 896): a reader that is slower
+        than its workers gets few large messages rather than one for each element. What is held back for that is what
+        was made in the time of an acknowledgement.
+        """
         wanted = [cursor for cursor in self.cursors.values() if cursor.wanted and not cursor.spared]
-        return bool(wanted) and not any(cursor.unsent for cursor in wanted)
+        return bool(wanted) and not any(cursor.lacking for cursor in wanted)
 
 
 class SendCredit:

@@ -232,7 +232,7 @@ class SlotBuffer:
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader would take more at once."""
+        """Whether a reader has nothing to receive."""
         return any(outbox.waiting for outbox in self.outboxes.values())
 
     @property

@@ -232,7 +232,7 @@ class WindowBuffer(SlotBuffer):
 
     @property
     def waiting(self) -> bool:
-        """Whether the furthest reader would take more at once."""
+        """Whether the furthest reader has nothing to receive."""
         furthest = self.furthest
         return furthest is not None and furthest.waiting
 

@@ -288,7 +288,8 @@ def waiting(buffer):
     return buffer.waiting
 
 
-def test_waiting_means_that_everything_asked_for_is_on_its_way():
+def test_waiting_means_that_the_reader_has_said_that_it_has_everything():
+    """What is on its way is not there yet: the next message may grow until then."""
     buffer = SlotBuffer(100)
     assert waiting(buffer) is False
     buffer.begin(KEY, 1, 0)
@@ -298,6 +299,8 @@ def test_waiting_means_that_everything_asked_for_is_on_its_way():
     buffer.put(KEY, 1, message(0))
     assert waiting(buffer) is False
     drain(buffer)
+    assert waiting(buffer) is False
+    buffer.received(buffer.outboxes[0], KEY, 1)
     assert waiting(buffer) is True
 
 
