@@ -6,6 +6,7 @@ A training that adds up its records, and does nothing else, reads them as fast a
 (:mod:`benchmarks.small_hosts`), can receive them. Workers are hosts of a fifth of a core each, and a record costs them
 more than it costs the client. The client always waits, with any number of workers, so that its waiting says nothing of
 how many there should be. Each rate is measured with numbers of workers that are fixed; then the service is left alone.
+Who looks whether it has settled is not the client, whose host that would take time from.
 It fails where that ends with less than 0.95 of the best rate, with more than a worker beyond the fewest that are nearly
 as fast as the best, or where even the most workers find the client's host with processor time to spare, so that it was
 not bound by receiving at all.
@@ -20,44 +21,35 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.papers.live_scaling import NEAR, REACHED, fleet_how, knee, service
 from benchmarks.papers.report import answer, verdict
-from benchmarks.papers.scaled import job_of
+from benchmarks.papers.throttled import pause
 from benchmarks.small_hosts import fleet_of, host
 from millrace import Dataset
+from millrace.client.status_query import fetch_status
 
 QUESTION = "Does a service stop where a client can receive no more?"
 HOST_CORES = 0.1
-MOST = 6
+MOST = 9
 RECORD_BYTES, WORK_S = 100_000, 0.0001
 """Of a record: its size, and the processor time that a worker works on it."""
 BATCH = 32
 BUFFER_BYTES = 32 << 20
 """Of a worker: a second of its work at least."""
-MEASURE_S, LIMIT_S = 8.0, 90.0
+RECORDS, TASKS = 20_000_000, 20_000
+"""Of the pipeline: a task is a second of a worker, so that workers that are too many have soon done their last one."""
+MEASURE_S, LIMIT_S, LOOK_S, FILL_S = 8.0, 120.0, 0.5, 2.0
 BOUND = 0.85
 """Of its host, which a client uses that is bound by receiving."""
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """What a training reads.
-
-    Attributes:
-        address: of the service.
-        workers: which that is to have; 0: as many as it chooses.
-    """
-
-    address: str
-    workers: int = 0
 
 
 def record(number: int) -> Any:
@@ -69,27 +61,23 @@ def record(number: int) -> Any:
     return row
 
 
-def train(setting: Setting) -> dict[str, Any]:
-    """Reads as fast as it can, once the workers are there; returns records a second, and the cores of this process."""
-    records = Dataset.range(1_000_000_000).map(record)
-    with records.distribute(setting.address, job_name="reads", tasks=20_000) as served:
+def train(address: str) -> dict[str, float]:
+    """Reads as fast as it can, and measures when it is told to; returns records a second, and cores of this process."""
+    told = threading.Event()
+    threading.Thread(target=_hear, args=(told,), daemon=True).start()
+    with Dataset.range(RECORDS).map(record).distribute(address, job_name="reads", tasks=TASKS) as served:
         elements = iter(served)
-        began = time.perf_counter()
-        while not _ready(setting) and time.perf_counter() - began < LIMIT_S:
-            _read(elements, 0.5)
-        settled_s = time.perf_counter() - began
-        _read(elements, 2.0)
+        while not told.is_set():
+            _read(elements, LOOK_S)
         began, used_s = time.perf_counter(), _used_s()
         count = _read(elements, MEASURE_S)
         seconds = time.perf_counter() - began
-        workers = job_of(setting.address, "reads")["workers"]
-        return {
-            "records": count / seconds,
-            "host_cores": (_used_s() - used_s) / seconds,
-            "workers": workers["observed"],
-            "why": workers["why"],
-            "settled_s": settled_s,
-        }
+        return {"records": count / seconds, "host_cores": (_used_s() - used_s) / seconds}
+
+
+def _hear(told: threading.Event) -> None:
+    sys.stdin.readline()
+    told.set()
 
 
 def _read(elements: Any, seconds: float) -> int:
@@ -101,11 +89,23 @@ def _read(elements: Any, seconds: float) -> int:
     return count
 
 
-def _ready(setting: Setting) -> bool:
-    workers = job_of(setting.address, "reads")["workers"]
-    if setting.workers:
-        return bool(workers["observed"] >= setting.workers)
-    return bool(workers.get("phase") == "settled" and workers["plan"] == workers["observed"])
+def settle(address: str, workers: int) -> list[dict[str, Any]]:
+    """Waits until so many workers are there, or as many as the service has settled for; returns what it has said."""
+    began, said = time.perf_counter(), list[dict[str, Any]]()
+    while time.perf_counter() - began < LIMIT_S:
+        pause(LOOK_S)
+        jobs = [job for job in fetch_status(address)["jobs"] if job["name"] == "reads"]
+        for job in jobs:
+            now = {key: job["workers"].get(key) for key in ("observed", "plan", "phase", "why")}
+            if not said or any(said[-1][key] != each for key, each in now.items()):
+                said.append({"at_s": round(time.perf_counter() - began, 1), **now})
+        if (
+            said
+            and said[-1]["observed"] == (workers or said[-1]["plan"])
+            and (workers or said[-1]["phase"] == "settled")
+        ):
+            break
+    return said
 
 
 def _used_s() -> float:
@@ -120,16 +120,17 @@ def on_service(workers: int) -> dict[str, Any]:
         address, fleet = stack.enter_context(service(f"{workers or 1}-{workers or MOST}", workers or 1, *buffers))
         hosts = fleet_of(f"millrace-fleet-{uuid.uuid4().hex[:8]}")
         stack.callback(hosts.close)
-        setting = msgspec.json.encode(Setting(address, workers)).decode()
-        command = [sys.executable, "-m", "benchmarks.papers.receiving", "--train", setting]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+        command = [sys.executable, "-m", "benchmarks.papers.receiving", "--train", address]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
         host(stack, hosts, "host", HOST_CORES, process)
+        timeline = settle(address, workers)
+        pause(FILL_S)
         used_s, began = fleet.used_s(), time.perf_counter()
-        said, _ = process.communicate()
+        said, _ = process.communicate("measure\n")
         if process.returncode:
             raise RuntimeError("the training failed")
         cores = (fleet.used_s() - used_s) / (time.perf_counter() - began)
-        return {**json.loads(said), "worker_cores": cores}
+        return {**json.loads(said), "worker_cores": cores, "workers": timeline[-1]["observed"], "timeline": timeline}
 
 
 def measure(_options: argparse.Namespace) -> Mapping[str, Any]:
@@ -138,7 +139,9 @@ def measure(_options: argparse.Namespace) -> Mapping[str, Any]:
     for workers in (*range(1, MOST + 1), 0):
         name = str(workers) if workers else "chosen"
         found[name] = on_service(workers)
-        print(name, {key: each if isinstance(each, str) else round(each, 3) for key, each in found[name].items()})
+        print(name, {key: round(each, 3) for key, each in found[name].items() if key != "timeline"}, flush=True)
+        if not workers:
+            print(*(row for row in found[name]["timeline"]), sep="\n", flush=True)
     return {
         "modelled": "hosts: quotas of one machine's cores",
         "hosts": fleet_how(),
@@ -177,7 +180,7 @@ def aims(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     if arguments is None and sys.argv[1:2] == ["--train"]:
-        print(json.dumps(train(msgspec.json.decode(sys.argv[2], type=Setting))), flush=True)
+        print(json.dumps(train(sys.argv[2])), flush=True)
         return 0
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.receiving", description=QUESTION)
     return verdict(answer(parser, measure, arguments)["aims"])

@@ -83,7 +83,9 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
     if not scaling_policies.look_counts(kind, elements, came, waits):
         _mark(tx, job, observation)
         return
-    busy, cpu = map(statistics.fmean, used)
+    cpu = statistics.fmean(used[1])
+    # Who may use a fifth of a core has all of it in use when it computes for a fifth of the time.
+    busy = statistics.fmean(map(max, *used))
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     look = Look(len(regime.workers), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))

@@ -48,6 +48,8 @@ QUICK = 0.2
 """Share of both numbers of elements that is enough then."""
 QUICK_S = 5.0
 """Seconds after which fewer are enough then: batches of a second each would take a minute to tell what is clear."""
+LOOK_S = 2.0
+"""Seconds that a look lasts at least: a hundred elements may come in one burst of a host that has a part of a core."""
 QUICK_LEAST = 4
 """Elements that there are to be even then."""
 MARGIN = 0.03
@@ -82,7 +84,8 @@ class Look(msgspec.Struct, frozen=True):
         workers: number that it had all the time.
         batch_s: seconds from one element to the next, the consumer's own work included.
         wait_s: of these, seconds that the consumer waited.
-        busy: mean share of the time in which a worker computed, between 0 and 1.
+        busy: mean share of the time in which a worker computed, or of the processor time that it may use, whichever is
+            larger, between 0 and 1.
         noise: relative standard error of ``batch_s``.
     """
 

@@ -292,3 +292,13 @@ def test_a_group_gets_as_many_workers_as_its_fastest_member_would_alone():
     alone = Trainer(0.05, 0.4, sharing="lockstep").run()
     assert alone[-1] >= 7
     assert Beside(0.05, 0.4, sharing="lockstep").run() == alone
+
+
+def test_who_may_use_a_part_of_a_core_is_busy_as_far_as_it_uses_that():
+    """Half a core, all of it used by who computes for half of the time: it doesn't find something to do for half."""
+    trainer = Trainer(0.1, 0.4, service=begun(first_workers=10))
+    trainer.burns, trainer.host = 1.0, {"cores": 1, "cpu_quota": 0.5}
+    assert trainer.run(60) == [10, 8]
+    trainer = Trainer(0.1, 0.4, service=begun(first_workers=10))
+    trainer.burns, trainer.host = 1.0, {"cores": 1, "cpu_quota": 1.0}
+    assert trainer.run(60)[-1] == 4

@@ -235,7 +235,7 @@ def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
 
 @pytest.mark.parametrize(
     ("elements", "waits", "seconds", "enough"),
-    [(4, 0.9, 5, True), (3, 0.9, 99, False), (4, 0.9, 4, False), (20, 0.9, 0.1, False), (20, 0.5, 99, False)],
+    [(4, 0.9, 5, True), (3, 0.9, 99, False), (4, 0.9, 4, False), (20, 0.9, 3, False), (20, 0.5, 99, False)],
 )
 def test_a_few_slow_elements_are_enough_where_the_consumer_waits_for_most_of_the_time(elements, waits, seconds, enough):
     assert scaling_policies.look_over("millrace", elements, waits, seconds) is (
@@ -243,6 +243,21 @@ def test_a_few_slow_elements_are_enough_where_the_consumer_waits_for_most_of_the
     )
     assert scaling_policies.pause_over("cheapest", elements, waits, seconds) is enough
     assert not scaling_policies.look_over("cachew", elements, waits, seconds)
+
+
+def test_a_burst_is_no_look_however_many_elements_it_has():
+    assert not scaling_policies.look_over("millrace", 10_000, 0.9, 0.5)
+    assert scaling_policies.look_over("millrace", 10_000, 0.9, 2)
+    assert scaling_policies.look_over("cachew", 10_000, 0.9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("elements", "came", "waits", "counts"),
+    [(100, 60, 0.9, True), (5000, 3000, 0.9, False), (5000, 4990, 0.9, True), (100, 60, 0.3, False), (9, 20, 0.3, True)],
+)
+def test_a_long_look_at_a_consumer_that_lives_on_ready_elements_says_nothing(elements, came, waits, counts):
+    """One whose host takes long to receive seems to wait all the time, with any number of workers."""
+    assert scaling_policies.look_counts("millrace", elements, came, waits) is counts
 
 
 def test_reasons_say_what_was_measured():
