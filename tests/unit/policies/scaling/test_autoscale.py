@@ -253,7 +253,13 @@ def test_a_burst_is_no_look_however_many_elements_it_has():
 
 @pytest.mark.parametrize(
     ("elements", "came", "waits", "counts"),
-    [(100, 60, 0.9, True), (5000, 3000, 0.9, False), (5000, 4990, 0.9, True), (100, 60, 0.3, False), (9, 20, 0.3, True)],
+    [
+        (100, 60, 0.9, True),
+        (5000, 3000, 0.9, False),
+        (5000, 4990, 0.9, True),
+        (100, 60, 0.3, False),
+        (9, 20, 0.3, True),
+    ],
 )
 def test_a_long_look_at_a_consumer_that_lives_on_ready_elements_says_nothing(elements, came, waits, counts):
     """One whose host takes long to receive seems to wait all the time, with any number of workers."""
