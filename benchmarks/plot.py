@@ -249,9 +249,11 @@ def _how(report: Report) -> str:
 def _machine(report: Report) -> str:
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
+    gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+    changes = f" (local changes: {machine['local_changes']})" if "local_changes" in machine else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, load before"
-        f" {machine['load_before']:.1f}; {machine['python']}, {versions}; commit {machine['commit']}"
+        f"{machine['cpu']}{gpu}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, load before"
+        f" {machine['load_before']:.1f}; {machine['python']}, {versions}; commit {machine['commit']}{changes}"
     )
 
 

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import papers
+from benchmarks.machine import gpus
 from benchmarks.targets import TARGETS
 
 RESULTS = Path(__file__).parents[1] / "results"
 NEED_CIFAR = {
     "chunk_accuracy": ("--cifar",),
     "deli": ("--cifar",),
+    "accelerator_trainings": ("--cifar",),
     "batch_creation": ("--pictures",),
     "trainings": ("--cifar",),
 }
@@ -34,6 +36,7 @@ NEED_CIFAR = {
 PARTS = frozenset(
     {
         "__main__",
+        "accelerator_rank",
         "counting_store",
         "deli_rank",
         "far_source",
@@ -47,6 +50,8 @@ PARTS = frozenset(
 """Modules that are commands because experiments run them."""
 WITHOUT = frozenset({"chunk_accuracy"})
 """Of these, those that have nothing else to run on."""
+NEED_GPU = frozenset({"accelerator_trainings"})
+"""Experiments that are left out where there is no GPU."""
 
 
 class Outcome(NamedTuple):
@@ -99,11 +104,20 @@ def judged(name: str, report: Mapping[str, Any]) -> tuple[list[str], int]:
     return missed, count
 
 
+def lacking(name: str, cifar: str) -> str:
+    """What an experiment can't run without and isn't here; empty: nothing."""
+    if name in NEED_GPU and not gpus():
+        return "a GPU"
+    return "--cifar" if name in WITHOUT and not cifar else ""
+
+
 def arguments_of(name: str, cifar: str) -> list[str] | None:
-    """Arguments of an experiment; None if it can't run without the pictures."""
+    """Arguments of an experiment; None if it can't run without what isn't here."""
+    if lacking(name, cifar):
+        return None
     if name in NEED_CIFAR and cifar:
         return [*NEED_CIFAR[name], cifar]
-    return None if name in WITHOUT else []
+    return []
 
 
 def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
@@ -163,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in took:
         given = arguments_of(name, options.cifar)
         if given is None:
-            print(f"{name} is left out: it needs --cifar", flush=True)
+            print(f"{name} is left out: it needs {lacking(name, options.cifar)}", flush=True)
             continue
         print(f"== {name}", flush=True)
         outcomes.append(run(name, given, options.folder))

@@ -391,7 +391,7 @@ def trainings(report: Report, folder: str) -> list[str]:
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("loss of a byte, nats" if work == "text" else "right, %")
         axes.legend(fontsize=7)
-    return [_saved(plt, drawing, folder, "papers.trainings-scores.svg", report)]
+    return [_saved(plt, drawing, folder, f"{report['benchmark']}-scores.svg", report)]
 
 
 def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report: Report) -> str:
@@ -404,6 +404,7 @@ def _bars(bars: Mapping[str, float], label: str, folder: str, file: str, report:
 
 
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
+    "papers.accelerator_trainings": trainings,
     "papers.chunk_accuracy": chunk_accuracy,
     "papers.coordinated": coordinated,
     "papers.costs": costs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import subprocess
 import time
@@ -24,6 +25,7 @@ from millrace.clusters.child_process import hang_up, reap, spawn
 
 NBYTES = 4 << 10
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_GOLDEN = (math.sqrt(5) - 1) / 2
 HEARTBEAT_S = 0.5
 LOOK = 100
 """Elements between two looks at the service: a look takes some hundredths of a second of the training's time."""
@@ -39,28 +41,35 @@ class Model(NamedTuple):
         own_s: the consumer's.
         read_s: that a worker waits for the source.
         work_s: that it works then.
+        spread: by which share of each of both elements differ at most; they have it on average.
     """
 
     name: str
     own_s: float
     read_s: float
     work_s: float
+    spread: float = 0.0
 
     def dataset(self, *, cached: bool = False, elements: int = 1_000_000, calls: int = 1) -> Dataset:
         """The pipeline; ``cached``: with what was read kept; ``calls``: elements that it works on at a time."""
-        read = Dataset.range(elements).map(functools.partial(_read, self.read_s), num_parallel_calls=calls)
+        read = Dataset.range(elements).map(functools.partial(_read, self.read_s, self.spread), num_parallel_calls=calls)
         kept = read.cache() if cached else read
-        return kept.map(functools.partial(_work, self.work_s), num_parallel_calls=calls)
+        return kept.map(functools.partial(_work, self.work_s, self.spread), num_parallel_calls=calls)
 
 
-def _read(seconds: float, number: int) -> Any:
-    pause(seconds)
+def _read(seconds: float, spread: float, number: int) -> Any:
+    pause(seconds * _share(spread, number * _GOLDEN))
     return np.full(NBYTES // 8, number)
 
 
-def _work(seconds: float, element: Any) -> Any:
-    pause(seconds)
+def _work(seconds: float, spread: float, element: Any) -> Any:
+    pause(seconds * _share(spread, int(element[0]) * math.sqrt(2)))
     return element
+
+
+def _share(spread: float, place: float) -> float:
+    """Of the mean: the fractions of these places are as good as even, over any few elements that follow each other."""
+    return 1 + spread * (2 * (place % 1) - 1)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,26 @@ class Setting(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
+class DeviceSetting(Setting, frozen=True, kw_only=True):
+    """What a rank is to do on a device.
+
+    Attributes:
+        device: of torch; on ``cpu`` the networks are small.
+        loaders: processes that a DataLoader may have.
+        service: processes of a service, of which this rank tells what they and their children have used.
+        passes: over the data in an epoch.
+        limit_s: seconds of training after which it ends at the next score.
+        ideal: steps that are taken in the end with batches that lie on the device.
+    """
+
+    device: str
+    loaders: int
+    service: tuple[int, ...]
+    passes: int
+    limit_s: float
+    ideal: int
+
+
 # -- pictures: (path, class) -------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from benchmarks.papers.training_works import WORKS, Pictures, Work
 from benchmarks.ray_cluster import HEAD
 
 
-class _MapStyle(Dataset[Any]):
+class MapStyle(Dataset[Any]):
     """Items as a map-style dataset; a sample's random choices are drawn anew each time."""
 
     def __init__(self, work: Work, items: Sequence[Any]) -> None:
@@ -45,7 +45,7 @@ class _MapStyle(Dataset[Any]):
 
 def from_loader(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
     """Yield nothing when it is ready, then epochs of torch's DataLoader with a process of its own, on this host."""
-    dataset = _MapStyle(work, items)
+    dataset = MapStyle(work, items)
     sampler: Any = DistributedSampler(dataset, setting.ranks, setting.rank, seed=setting.seed, drop_last=True)
     loader: Any = DataLoader(
         dataset,
@@ -141,7 +141,7 @@ def train(setting: Setting) -> dict[str, Any]:
             "gloo", init_method=f"file://{setting.meet}", rank=setting.rank, world_size=setting.ranks
         )
         model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    optimizer = torch.optim.Adam(model.parameters(), work.rate)
     epochs = FEEDS[setting.feed](work, items, setting)
     next(epochs)  # imports what it needs, and connects
     seconds = waited = 0.0

@@ -26,10 +26,16 @@ class Work(ABC):
     Attributes:
         batch: items of a batch.
         less: a lower score is better.
+        rate: that it learns at.
+        warm_up: steps until it does.
+        half: an accelerator may compute in bfloat16.
     """
 
     batch: int
     less = False
+    rate = 2e-3
+    warm_up = 1
+    half = False
 
     @abstractmethod
     def items(self, folder: str) -> data.Items:
@@ -147,7 +153,7 @@ class Digits(Classification):
 
     @override
     def network(self) -> nn.Module:
-        return _Recogniser()
+        return Recogniser(64, 1)
 
     @override
     def scores(self, model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -175,7 +181,7 @@ class Text(Work):
 
     @override
     def served(self, examples: mr.Dataset) -> mr.Dataset:
-        return examples.pack(data.ROW, keys="tokens").batch(DOCUMENTS // 2, drop_remainder=True)
+        return examples.pack(data.ROW, keys="tokens").batch(self.batch // 2, drop_remainder=True)
 
     @override
     def network(self) -> nn.Module:
@@ -200,18 +206,23 @@ class Text(Work):
         return losses * follows.reshape(-1), follows.sum()
 
 
-class _Recogniser(nn.Module):
-    """Digits from frames: a recurrent layer, whose time goes with the padded length, and the mean of its outputs."""
+class Recogniser(nn.Module):
+    """Digits from frames: recurrent layers, whose time goes with the padded length, and the mean of their outputs.
 
-    def __init__(self) -> None:
+    Args:
+        width: of a layer.
+        layers: their number.
+    """
+
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.recurrent = nn.GRU(data.MELS, 64, batch_first=True)
-        self.last = nn.Linear(64, 10)
+        self.recurrent = nn.GRU(data.MELS, width, layers, batch_first=True)
+        self.last = nn.Linear(width, 10)
 
     def forward(self, frames: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Scores of the digits, of shape (batch, 10)."""
         outputs, _ = self.recurrent(frames)
-        real = (torch.arange(outputs.shape[1])[None] < lengths[:, None]).unsqueeze(2)
+        real = (torch.arange(outputs.shape[1], device=frames.device)[None] < lengths[:, None]).unsqueeze(2)
         scores: torch.Tensor = self.last((outputs * real).sum(1) / lengths[:, None])
         return scores
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,12 +132,13 @@ class Hosts:
     def __init__(self, address: str, number: int | None) -> None:
         self._address, self._number = address, number
         self._over = threading.Event()
-        self.looks: list[int] = []
+        self.looks: list[tuple[float, int]] = []
         self._thread = threading.Thread(target=self._look)
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
-            self.looks.append(len(fetch_status(self._address)["workers"]) if self._number is None else self._number)
+            number = len(fetch_status(self._address)["workers"]) if self._number is None else self._number
+            self.looks.append((time.time(), number))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -146,9 +148,10 @@ class Hosts:
         self._over.set()
         self._thread.join()
 
-    def mean(self) -> float:
-        """Workers there were, on average."""
-        return sum(self.looks) / len(self.looks) if self.looks else 0.0
+    def mean(self, since: float = 0.0, until: float = float("inf")) -> float:
+        """Workers there were, on average, or between two times."""
+        looks = [number for when, number in self.looks if since <= when <= until]
+        return sum(looks) / len(looks) if looks else 0.0
 
 
 def run(work: str, feed: str, training: Training, folder: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from benchmarks import accuracy, accuracy_caching, packing
 from benchmarks.harness import FailedError, sample
-from benchmarks.papers import costs, read_cost, stragglers, trainings
+from benchmarks.papers import accelerator_trainings, costs, read_cost, stragglers, trainings
 
 from millrace import LocalService
 from millrace.blocks.stores.file_store import FileStore
@@ -69,6 +69,18 @@ def test_trainings(tmp_path: Path):
     assert {feed: each["steps"] for feed, each in found["results"]["text"].items()} == {"DataLoader": 4, "millrace": 4}
     assert found["results"]["text"]["millrace"]["workers"] > 0
     assert found["aims"] == []
+
+
+@pytest.mark.nightly
+def test_trainings_on_a_device(tmp_path: Path):
+    path = tmp_path / "figures.json"
+    arguments = ["--only", "text", "--quick", "--device", "cpu", "--json", str(path)]
+    assert accelerator_trainings.main(arguments) == 0
+    found = json.loads(path.read_text())
+    assert (found["failed"], found["aims"]) == ([], [])
+    for each in found["results"]["text"].values():
+        assert each["steps"] == 4
+        assert min(each["ideal"], each["rate"], each["workers"], each["busy_cores"]) > 0
 
 
 @pytest.mark.nightly

@@ -67,6 +67,18 @@ def swept():
     return known, scale_out.found_in("M1", SWEPT, known)
 
 
+def test_the_papers_factor_has_a_table_of_its_own_and_is_to_come_near_the_ideal():
+    training = scale_out.TRAININGS[1]._replace(needed=111)
+    assert training.model.read_s + training.model.work_s == pytest.approx(111 * scale_out.OWN_S)
+    found = {"ideal_s": 0.02, "colocated_s": 2.22, "auto": {"workers": 111, "batch_s": 0.0205}}
+    found["cheapest"] = {"workers": 90, "batch_s": 0.025}
+    (aim,) = scale_out.full_aims("M2", found)
+    assert (aim["value"], aim["met"]) == (pytest.approx(0.9756, abs=1e-4), True)
+    assert not scale_out.full_aims("M2", {**found, "auto": {"workers": 90, "batch_s": 0.025}})[0]["met"]
+    rows = scale_out._rows(training, found)
+    assert [row[:3] for row in rows] == [["M2, auto", "111", "108.29"], ["M2, cheapest", "90", "88.80"]]
+
+
 def test_a_sweep_tells_where_it_breaks_even_and_what_too_many_workers_cost():
     _, found = swept()
     assert (found["break-even"], found["knee"]) == (2, 24)

@@ -32,6 +32,14 @@ def test_what_needs_the_pictures_is_left_out_without_them():
     assert command.arguments_of("deli", "") == []
 
 
+def test_what_needs_a_gpu_is_left_out_where_there_is_none(monkeypatch):
+    for found, arguments in (([], None), (["a GPU"], ["--cifar", "here"])):
+        monkeypatch.setattr(command, "gpus", lambda found=found: found)
+        assert command.arguments_of("accelerator_trainings", "here") == arguments
+        assert command.lacking("accelerator_trainings", "here") == ("" if found else "a GPU")
+    assert "accelerator_rank" not in command.experiments()
+
+
 @pytest.mark.parametrize(
     ("outcome", "right", "words"),
     [
