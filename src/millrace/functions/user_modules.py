@@ -1,8 +1,8 @@
 """User modules: which modules are the user's own, and which of them a set of functions needs.
 
-A module is the user's unless it belongs to Python, to millrace, or is installed (lies in ``site-packages`` and the
-like). The user's modules travel as source text, along with those that they import in turn. Installed packages do not
-travel: workers have them, or say that they lack them.
+A module is the user's unless it belongs to Python, to millrace, or is installed: it lies in ``site-packages`` or the
+like, or where ``pip install --target`` has put it. The user's modules travel as source text, along with those that
+they import in turn. Installed packages do not travel: workers have them, or say that they lack them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import glob
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -108,7 +110,7 @@ def is_installed(path: str) -> bool:
     if not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
         return True
     real = os.path.realpath(path)
-    return any(real.startswith(root) for root in _installed_roots())
+    return any(real.startswith(root) for root in _installed_roots()) or _is_recorded(real)
 
 
 def is_users(name: str) -> bool:
@@ -319,6 +321,24 @@ def _source(name: str, spec: ModuleSpec) -> str | None:
             return file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
+
+
+def _is_recorded(real: str) -> bool:
+    """Whether an installer has noted that it put the file, or files below the folder, into a folder of imports."""
+    for root in map(os.path.realpath, sys.path):
+        if real.startswith(os.path.join(root, "")) and os.path.relpath(real, root) in _recorded(root):
+            return True
+    return False
+
+
+@functools.lru_cache(_KEPT)
+def _recorded(root: str) -> frozenset[str]:
+    """List what installers have put into a folder: files, and the folders they are in."""
+    found: set[str] = set()
+    for noted in glob.glob(os.path.join(glob.escape(root), "*.dist-info")):
+        for file in importlib.metadata.Distribution.at(noted).files or ():
+            found.update(map(str, (file, *file.parents)))
+    return frozenset(found - {"."})
 
 
 @functools.cache

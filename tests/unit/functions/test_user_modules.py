@@ -207,6 +207,22 @@ def test_a_module_that_does_not_parse_travels_as_it_is(project):
     assert names("mrtop") == ["mrbroken", "mrtop"]
 
 
+def test_what_an_installer_has_put_elsewhere_is_installed(tmp_path, monkeypatch):
+    """As ``pip install --target`` does, which writes a RECORD beside the packages; sources of a project have none."""
+    noted = tmp_path / "target" / "tools-1.0.dist-info"
+    noted.mkdir(parents=True)
+    (noted / "RECORD").write_text(
+        "tools/__init__.py,,\ntools/deep/_core.so,,\nsingle.py,,\ntools-1.0.dist-info/RECORD,,\n"
+    )
+    (tmp_path / "mine" / "mine.egg-info").mkdir(parents=True)
+    (tmp_path / "mine" / "mine.egg-info" / "SOURCES.txt").write_text("mine.py\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "target"), str(tmp_path / "mine"), *sys.path])
+    for name in ("tools/__init__.py", "tools/deep/_core.so", "tools/deep", "tools", "single.py"):
+        assert is_installed(str(tmp_path / "target" / name))
+    for name in ("target/own.py", "target/tools/own.py", "mine/mine.py", "tools/__init__.py"):
+        assert not is_installed(str(tmp_path / name))
+
+
 def test_installed_or_not(tmp_path):
     assert is_installed(np.__file__)
     assert is_installed(importlib.util.__file__)
