@@ -37,7 +37,7 @@ _SOME_TASKS = 16
 _MOST_TASKS_OF_SMALL_CHUNKS = 64
 _GROUPS_PER_TASK = 8
 _LEAST_GROUPS = 3
-_FEW_TASKS = 8
+_FEW_TASKS = 32
 _SPLITS_OF_A_TASK = 4
 """Splits of which a task in chunks has some part, at least, where it need not have whole ones."""
 

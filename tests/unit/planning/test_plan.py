@@ -183,7 +183,7 @@ def test_tasks_that_leave_something_are_not_made_of_less_than_several_batches():
     def batched(node: g.Node) -> g.Node:
         return g.Batch(inputs=(g.Filter(inputs=(node,), fn=g.Opaque(None)),), batch_size=256)
 
-    for count, tasks, batches in ((700, 1, 3), (1600, 2, 3), (10_000, 8, 3), (20_000, 9, 8), (100_000, 16, 8)):
+    for count, tasks, batches in ((700, 1, 3), (1600, 2, 3), (10_000, 13, 3), (20_000, 16, 4), (100_000, 16, 12)):
         plan = source(positions_table(count), batched)
         assert mains(plan) == tasks, "a few where there is little data, so that some workers find work"
         assert count / tasks >= batches * 256 * 0.9 or tasks == 1
