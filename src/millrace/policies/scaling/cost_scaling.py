@@ -13,9 +13,10 @@ Each look tells what its number of workers gives. Other numbers are assumed at t
   more would not, either.
 
 The next look is at the number that would then be the cheapest. The search ends when even that would save less than 2 %
-(or two standard errors) of the cost with the cheapest number that was seen, and goes on when another would save twice
-as much. Prices and the consumer's time are no part of what was seen of workers, so that a change of either needs few
-new looks; two looks in a row that differ from what was seen with the same number begin anew.
+(or two standard errors, and no more than a quarter, however noisy the looks are) of the cost with the cheapest number
+that was seen, and goes on when another would save twice as much. Prices and the consumer's time are no part of what was
+seen of workers, so that a change of either needs few new looks; two looks in a row that differ from what was seen with
+the same number begin anew.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import msgspec
 from millrace.policies.decision import Decision
 from millrace.policies.figures import counted, duration, number, rounded
 from millrace.policies.prices import HourlyRates
-from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
+from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, VAGUE, WITHIN, Limits, Look, bound
 
 SAVES = 0.02
 """Share of the cost of an element below which saving it is not worth a look."""
@@ -151,7 +152,7 @@ def _choose(scale: CheapScale, limits: Limits, rates: HourlyRates) -> Decision[C
     base = min(seen, key=lambda each: (price(scale, each.workers, rates), each.workers))
     hoped = _best(scale, limits, rates)
     costs, hope = price(scale, base.workers, rates), price(scale, hoped, rates)
-    saves = max(SAVES, 2 * base.noise) * (2 if settled else 1)
+    saves = min(max(SAVES, 2 * base.noise), VAGUE) * (2 if settled else 1)
     if (1 - saves) * costs <= hope < (1 - SHARP) * costs and saves > SHARP and scale.looks < AGAIN:
         reason = f"{counted(base.workers)}: what elements take differs by {rounded(base.noise)}; looks once more"
         return Decision(replace(scale, workers=base.workers), reason)
@@ -205,7 +206,7 @@ def _apart(limits: Limits) -> Iterator[int]:
 
 def _seen(look: Look) -> tuple[WorkerMeasure, float]:
     """Separate what the workers gave from what the consumer takes."""
-    margin = max(MARGIN, 2 * look.noise)
+    margin = min(max(MARGIN, 2 * look.noise), VAGUE)
     work_s = look.workers * look.busy * look.batch_s
     if look.wait_s <= margin * look.batch_s:
         return WorkerMeasure(look.workers, look.busy * look.batch_s, work_s, noise=look.noise), look.batch_s

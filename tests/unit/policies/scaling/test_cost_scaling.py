@@ -110,6 +110,14 @@ def test_where_workers_do_not_hamper_each_other_it_takes_as_many_as_keep_the_con
     )
 
 
+def test_noise_hides_no_saving_of_more_than_a_quarter():
+    job, rates, scale = Job(24), HourlyRates(1.0, 50.0), begin(6, LIMITS).value
+    for _ in range(40):
+        look = msgspec.structs.replace(job.look(scale.workers), noise=0.6)
+        scale = step(scale, look, LIMITS, rates).value
+    assert job.cost(scale.workers, rates) <= 1.25 * job.least_cost(rates)
+
+
 def test_a_dear_training_gets_more_workers_than_a_cheap_one():
     """They hamper each other, so each further one brings less: t(n) = a + b / n costs least with sqrt(b r / a)."""
     job = Job(20, contention=0.04)
