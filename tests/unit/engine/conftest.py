@@ -11,10 +11,12 @@ import pytest
 from millrace import sources
 from millrace.dataset import Dataset
 from millrace.engine.metrics import Sizer
-from millrace.engine.run import local_epoch, program
+from millrace.engine.run import epoch_tasks, program
 from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
+from millrace.engine.threads import operator_threads, ordered_map
 from millrace.graph import nodes as g
+from millrace.planning import task_order
 from millrace.planning.checkpoint import Merged
 from millrace.planning.plan import WHOLE, Task
 from millrace.planning.split_table import Split, SplitTable, splits_table
@@ -78,11 +80,23 @@ class FixedSizer(Sizer):
         assert size >= 0
 
 
+def begin_early(patch: pytest.MonkeyPatch, chunks: int) -> None:
+    """Have calls made on threads, and so many chunks of the next task computed whenever one awaits its last calls."""
+
+    def use_wait(_: Any, meanwhile: Callable[[], bool]) -> None:
+        for _chunk in range(chunks):
+            if not meanwhile():
+                break
+
+    patch.setattr(operator_threads, "_WORTH_A_THREAD_S", 0.0)
+    patch.setattr(ordered_map._Calls, "use_wait", use_wait)
+
+
 def go_on(made: Program, begin: Merged, tasks: Iterator[Task] | None = None) -> tuple[ProgressTracker, Iterator[Any]]:
     """Read what is left of these tasks, or of all: how far that is, and the elements one after the other."""
     tally = ProgressTracker(begin)
-    order = local_epoch.planned(made.plan) if tasks is None else tasks
-    return tally, tally.handed(local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin), order, begin, tally))
+    order = task_order.planned(made.plan) if tasks is None else tasks
+    return tally, tally.handed(epoch_tasks.chunks_of(epoch_tasks.LocalEpoch(made, begin), order, begin, tally))
 
 
 def reached(epoch: int, tally: ProgressTracker) -> Merged:
@@ -121,7 +135,7 @@ class Runs:
         """All tasks in plan order."""
         made = self.program(dataset, **options)
         try:
-            return elements_of(made, local_epoch.planned(made.plan), number)
+            return elements_of(made, task_order.planned(made.plan), number)
         finally:
             made.close()
 
@@ -129,7 +143,7 @@ class Runs:
         """What each of ``parts`` processes gets."""
         made = self.program(dataset, **options)
         try:
-            return [elements_of(made, local_epoch.shared(made.plan, part, parts), number) for part in range(parts)]
+            return [elements_of(made, task_order.shared(made.plan, part, parts), number) for part in range(parts)]
         finally:
             made.close()
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import pipeline
+from tests.unit.engine.conftest import begin_early
 
 from millrace.dataset import Dataset
 from millrace.engine.threads import operator_threads
@@ -67,6 +68,19 @@ def test_the_same_again(runs, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operator_threads, "_WORTH_A_THREAD_S", worth)
         assert same(runs.epoch(case.dataset, epoch, tasks=tasks, seed=seed, chunk=chunk), once)
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_the_same_where_each_task_begins_before_the_one_before_it_has_ended(runs, data):
+    case = pipeline(data.draw, runs)
+    tasks = data.draw(st.integers(2, 20), label="tasks")
+    once = runs.epoch(case.dataset, tasks=tasks, seed=1)
+    early = data.draw(st.sampled_from([1, 2, 1000]), label="early")
+    chunk = data.draw(st.sampled_from([1, 2, 7]), label="chunk")
+    with pytest.MonkeyPatch.context() as patch:
+        begin_early(patch, early)
+        assert same(runs.epoch(case.dataset, tasks=tasks, seed=1, chunk=chunk), once)
 
 
 @settings(max_examples=100)

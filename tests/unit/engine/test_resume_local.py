@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import pipeline
-from tests.unit.engine.conftest import go_on, reached
+from tests.unit.engine.conftest import begin_early, go_on, reached
 
 from millrace.dataset import Dataset
-from millrace.engine.run import local_epoch
+from millrace.engine.run import epoch_tasks
 from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads import operator_threads
 from millrace.errors import StateError
+from millrace.planning import task_order
 from millrace.planning.checkpoint import Merged
 from millrace.planning.progress import TaskSet
 
@@ -44,6 +45,18 @@ def texts(elements: Any) -> list[str]:
 @settings(max_examples=40)
 @given(st.data())
 def test_any_pipeline_goes_on_from_every_step(runs, data):
+    _goes_on_from_every_step(runs, data)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_so_it_does_where_tasks_begin_before_those_before_them_have_ended(runs, data):
+    with pytest.MonkeyPatch.context() as patch:
+        begin_early(patch, data.draw(st.sampled_from([1, 1000]), label="early"))
+        _goes_on_from_every_step(runs, data)
+
+
+def _goes_on_from_every_step(runs, data):
     case = pipeline(data.draw, runs, most=5)
     chunk = data.draw(st.sampled_from([1, 3, 1000]), label="chunk")
     tasks = data.draw(st.integers(1, 20), label="tasks")
@@ -52,7 +65,7 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
     try:
 
         def read(begin: Merged) -> tuple[ProgressTracker, Iterator[Any]]:
-            return go_on(made, begin, None if share is None else local_epoch.shared(made.plan, *share))
+            return go_on(made, begin, None if share is None else task_order.shared(made.plan, *share))
 
         tally, elements = read(Merged(epoch=1))
         states, whole = [reached(1, tally)], []
@@ -85,11 +98,11 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         begin = Merged(epoch=1)
         tally, by_task = ProgressTracker(begin), list[list[str]]()
         left: dict[int, Any] = {}
-        epoch = local_epoch.LocalEpoch(made, begin)
+        epoch = epoch_tasks.LocalEpoch(made, begin)
         alone = TaskSet.of(
-            task.index for task in local_epoch.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1]))
+            task.index for task in task_order.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1]))
         )
-        for planned in local_epoch.planned(made.plan):
+        for planned in task_order.planned(made.plan):
             task = msgspec.structs.replace(planned, parent=-1) if planned.index in alone else planned
             chunks = epoch.run(task, epoch.take(task, left, {}), left)
             by_task.append([repr(element) for chunk in chunks for element in chunk.elements])

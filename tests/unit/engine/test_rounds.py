@@ -15,10 +15,11 @@ from tests.unit.engine.conftest import FixedSizer
 
 from millrace.dataset import Dataset
 from millrace.engine.cache.local_cache import LocalCache
-from millrace.engine.run.local_epoch import join, planned
+from millrace.engine.run.epoch_tasks import join
 from millrace.engine.run.program import Program, list_sources
 from millrace.graph.rounds import in_rounds
 from millrace.planning.plan import WHOLE, Task, tail_inputs
+from millrace.planning.task_order import planned
 
 FIXED_LENGTH = 3
 

@@ -6,10 +6,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import count, islice
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
@@ -18,184 +15,28 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.element_iterator import ElementIterator
+from millrace.engine.run.epoch_tasks import LocalEpoch, chunks_of
 from millrace.engine.run.local_weights import LocalWeights
 from millrace.engine.run.open_iterators import close_at_exit
-from millrace.engine.run.outlook import ComingTask
 from millrace.engine.run.program import Program
 from millrace.engine.run.progress_tracker import ProgressTracker
-from millrace.engine.run.task_run import Run
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, MillraceWarning, PipelineError, StateError, anew
 from millrace.graph.nodes import always_reused
 from millrace.graph.operator_graph import Graph
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
-from millrace.planning.epoch_shape import RunShape, WeightChange
-from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
+from millrace.planning.plan import Piece, Plan, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
+from millrace.planning.task_order import planned, shared
 from millrace.planning.units import UnitMap
 from millrace.planning.weight_changes import NOT_READ, TOO_LATE, carried, check_changes, checked_weights
 from millrace.protocol.reports import NodeMeasure
 
 _NOTHING: Any = object()
-_COMING = 8
-"""Tasks whose reads of remote stores may be under way before they run."""
-Leftovers = Mapping[int, list[Any]]
-
 _TASKS_EACH = 4
 """Least number of an epoch's tasks for each of the processes that share it."""
-
-
-def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
-    """Join what several tasks left over in their order, by node id."""
-    joined: dict[int, list[Any]] = {}
-    for part in parts:
-        for node, elements in part.items():
-            joined.setdefault(node, []).extend(elements)
-    return joined
-
-
-class LocalEpoch:
-    """Tasks of one epoch as they run, one after the other.
-
-    Args:
-        program: runs them.
-        begin: the epoch, and what was read of it.
-        reuse: what caches hold.
-
-    Attributes:
-        weights: that are set while it is read.
-    """
-
-    def __init__(self, program: Program, begin: Merged, reuse: LocalCache | None = None) -> None:
-        self.plan = program.plan
-        self._reuse = reuse
-        self._program, self._number, self._begin = program, begin.epoch, begin
-        self.weights = LocalWeights(begin)
-        self._run: Run | None = None
-        self._skipped = 0
-        self.over = False
-        """Whether an endless repeat has turned out to have nothing to repeat."""
-
-    @property
-    def skipped(self) -> int:
-        """Number of elements that ``on_error`` left out so far."""
-        return self._skipped + (self._run.skipped if self._run is not None else 0)
-
-    @property
-    def _shape(self) -> RunShape:
-        return msgspec.structs.replace(self._begin, reweighted=self.weights.changes)
-
-    def begin(self, number: int) -> None:
-        """Note that a task begins, by its number in the epoch."""
-        self.weights.begins(number)
-
-    def set_weights(self, weights: Sequence[float]) -> WeightChange:
-        """Have weights of the mixture hold from the first task on that has not begun."""
-        return self.weights.set(weights, self._program.set_weights)
-
-    def expect(self, tasks: Iterable[Task]) -> None:
-        """Announce the tasks that run now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
-        point = None if self._reuse is None else self._reuse.point()
-        shape = self._shape
-        self._program.expect(None, [ComingTask(task, self._number, shape, point) for task in tasks])
-
-    def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
-        """Yield chunks of ``task`` without its first ``skip`` outputs; its leftovers go to ``left``."""
-        self._skipped, self._run = self.skipped, None
-        nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
-        with (
-            nothing if self._reuse is None else self._reuse.using() as cache,
-            self._program.run(task, self._number, leftovers, skip=skip, shape=self._shape, **cache) as run,
-        ):
-            self._run = run
-            yield from run
-            if task.parent >= 0:
-                left[task.index] = run.leftovers
-        self.over = self._program.ended(task, self._number, run)
-
-    def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:
-        """Take the leftovers of a tail's inputs; inputs that were passed over run again for it, and nothing else."""
-        missing, wanted = set[int](), [child for child in task.inputs if child not in left]
-        while wanted:
-            child = wanted.pop()
-            if child in passed and child not in missing:
-                missing.add(child)
-                wanted += [below for below in passed[child].inputs if below not in left]
-        for index in [index for index in passed if index in missing]:  # in the order in which they came
-            again = passed.pop(index)
-            for _ in self.run(again, join(left.pop(child, {}) for child in again.inputs), left):
-                pass
-        return join(left.pop(child, {}) for child in task.inputs)
-
-
-def planned(plan: Plan) -> Iterator[Task]:
-    """List all tasks of a plan, in its order."""
-    return map(plan.task, count() if plan.length is None else range(plan.length))
-
-
-def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
-    """List every ``parts``-th task of a plan, from ``part`` on; their leftovers stay among them, in own tails.
-
-    It is for processes that read one epoch together without talking to one another: the parts are disjoint and together
-    they are the epoch. The indices of their tails are none of the plan nor of other parts.
-    """
-    held: list[int] = []
-    mains, end = 0, 0
-    for task in planned(plan):
-        end = task.index + 1
-        if task.is_tail:
-            continue
-        mains += 1
-        if (mains - 1) % parts != part:
-            continue
-        yield task
-        if task.parent >= 0:
-            held.append(task.index)
-        if len(held) == FAN_IN:
-            tail = Task(-1 - end * parts - part, 0, 0, tuple(held), parent=end)
-            yield tail
-            held = [tail.index]
-    if held:
-        yield Task(-1 - (end + 1) * parts - part, 0, 0, tuple(held))
-
-
-def chunks_of(
-    epoch: LocalEpoch, tasks: Iterator[Task], begin: Merged, progress: ProgressTracker
-) -> Generator[Chunk, None, None]:
-    """Yield what is still to come of an epoch: the chunks of these tasks, one after the other."""
-    done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
-    left: dict[int, Leftovers] = {}
-    passed: dict[int, Task] = {}
-    for number, given, coming in _with_coming(tasks):
-        by_itself = number in alone
-        task = msgspec.structs.replace(given, parent=-1) if by_itself else given
-        if number not in done:
-            epoch.begin(number)
-            leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
-            epoch.expect([task, *coming])
-            yield from progress.counted(number, skip, epoch.run(task, leftovers, left, skip))
-            if epoch.over:
-                rest = Task(task.index + 1, 0, 0, tuple(sorted(left)))
-                if left:
-                    yield from progress.counted(number + 1, 0, epoch.run(rest, epoch.take(rest, left, passed), left))
-                return
-        elif task.parent >= 0:
-            passed[task.index] = task
-        elif not by_itself:
-            passed.clear()  # whatever they left over has become outputs
-
-
-def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]]:
-    """Pair each task with its number and the few that come behind it."""
-    window = deque(islice(tasks, 1 + _COMING))
-    number = 0
-    while window:
-        task = window.popleft()
-        yield number, task, list(window)
-        window.extend(islice(tasks, 1))
-        number += 1
 
 
 class ReadablePipeline(Protocol):

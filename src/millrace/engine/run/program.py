@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -127,6 +127,7 @@ class Program:
         point: ActivePoint | None = None,
         writer: CacheWriter | None = None,
         owner: Hashable = None,
+        meanwhile: Callable[[], bool] | None = None,
     ) -> Run:
         """Start a task of ``plan``, or of another plan of the same units.
 
@@ -140,6 +141,8 @@ class Program:
             point: the cache point in use.
             writer: where what is made there is kept; None: nowhere.
             owner: who runs it, of those that :meth:`expect` was told of.
+            meanwhile: called while the last calls of an operator take long: does some of the work that comes after the
+                task; False: there is none to do now. A task of several pieces doesn't call it.
         """
         if task.parts:
             begin = functools.partial(self._part, task, epoch, watch, shape=shape, point=point, writer=writer)
@@ -164,6 +167,7 @@ class Program:
             reweighted=shape.reweighted,
             point=point,
             writer=writer,
+            meanwhile=meanwhile,
         )
         return Run(running, self._running, self._totals, skip)
 
@@ -226,6 +230,11 @@ class Program:
             )
             found.append(measure if done is None else _with_requests(measure, done))
         return found
+
+    @property
+    def reads_far(self) -> bool:
+        """Whether sources are read from far away, ahead of the tasks."""
+        return bool(self._far)
 
     @property
     def cores(self) -> int:

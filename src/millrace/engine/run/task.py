@@ -93,8 +93,9 @@ class RunningTask:
         reweighted: Sequence[WeightChange] = (),
         point: ActivePoint | None = None,
         writer: CacheWriter | None = None,
+        meanwhile: Callable[[], bool] | None = None,
     ) -> None:
-        self.units, self.task, self.watch = units, task, watch
+        self.units, self.task, self.watch, self.meanwhile = units, task, watch, meanwhile
         self._reused, self._point, self._writer = reused, point, writer
         self.seed, self.epoch = seed, epoch
         self.orders = EpochOrders(units, seed, epoch, chunks, reweighted=reweighted)
@@ -254,7 +255,15 @@ class NodeContext(Context):
         measure = task.measures[self._number]
         with task.sharing(self._number) as budget:
             operator = task.operator_threads[self._number]
-            yield from in_order(function, chunks, parallel, operator=operator, budget=budget, measure=measure)
+            yield from in_order(
+                function,
+                chunks,
+                parallel,
+                operator=operator,
+                budget=budget,
+                measure=measure,
+                meanwhile=task.meanwhile,
+            )
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
         """Compute the chunks ahead on a thread."""

@@ -39,6 +39,7 @@ def in_order(
     operator: OperatorThreads,
     budget: Callable[[], int],
     measure: Measure,
+    meanwhile: Callable[[], bool] | None = None,
 ) -> Iterator[T]:
     """Apply ``function`` to each chunk, results in order; on threads if an element costs enough to be worth it.
 
@@ -52,6 +53,8 @@ def in_order(
         operator: threads of the operator.
         budget: bytes of results that may wait, as of now.
         measure: where the time goes.
+        meanwhile: called when there is no more input, as long as the earliest call is one that takes long: does some of
+            what comes after all this on this thread; False: there is nothing to do now.
     """
     calls = _Calls(function, operator, budget, measure)
     operator.join()
@@ -81,6 +84,8 @@ def in_order(
                             yield calls.finish()
                     calls.submit(part, threads)
         while calls.waiting:
+            if meanwhile is not None:
+                calls.use_wait(meanwhile)
             yield calls.finish()
         if failure is not None:
             raise failure
@@ -148,6 +153,14 @@ class _Calls(Generic[T]):
             self._waited_s += clock() - began
             self._measure.threads_cpu_s -= time.thread_time() - cpu
         return first.done
+
+    def use_wait(self, meanwhile: Callable[[], bool]) -> None:
+        """Do something else as long as the earliest call takes long, and there is something to do."""
+        first, began, cpu = self.waiting[0], clock(), time.thread_time()
+        while not first.done and self._operator.slowest_s > _HELP_S and meanwhile():
+            pass
+        self._waited_s += clock() - began
+        self._measure.threads_cpu_s -= time.thread_time() - cpu
 
     def run(self, part: Chunk) -> T:
         """Call on this thread."""

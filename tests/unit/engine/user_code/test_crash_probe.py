@@ -11,7 +11,7 @@ from tests.unit.engine.any_pipeline import pipeline
 
 from millrace import ElementError, SourceError
 from millrace.dataset import Dataset
-from millrace.engine.run import local_epoch
+from millrace.engine.run import epoch_tasks
 from millrace.engine.run.program import Program
 from millrace.engine.user_code.crash_probe import CrashProbe, RunStoppedError
 
@@ -24,7 +24,7 @@ def run(dataset: Dataset, watches: Any, tasks: int = 4, seed: int = 3) -> list[A
     try:
         for index in range(program.plan.length or 0):
             task = program.plan.task(index)
-            leftovers = local_epoch.join(left.pop(child, {}) for child in task.inputs)
+            leftovers = epoch_tasks.join(left.pop(child, {}) for child in task.inputs)
             with program.run(task, 0, leftovers, watches()) as running:
                 found += [element for chunk in running for element in chunk.elements]
             left[index] = running.leftovers
