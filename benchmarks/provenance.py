@@ -14,14 +14,10 @@ MEASURED_OFF_MAIN = frozenset(
     {
         "accuracy",
         "accuracy_caching",
-        "digest",
         "far",
         "handover",
         "memory",
-        "overhead",
-        "packing",
         "papers.cpu_overhead",
-        "recovery",
     }
 )
 """Results of commits that are not on main, or with changes beside them, from before this was looked at; they are to be
