@@ -138,7 +138,8 @@ def _send(address: tuple[str, int], assembled: bool) -> None:
 def _millrace(count: int, assembled: bool, workers: int = 1, tcp: bool = False) -> Iterator[peers.Pass]:
     dataset = Dataset.range(BATCH * count).map(picture).batch(BATCH) if assembled else Dataset.range(count).map(ready)
     # This process does as if its workers were on another host.
-    apart = mock.patch("millrace.wire.data.data_connection.AVAILABLE", False) if tcp else contextlib.nullcontext()
+    near = "millrace.wire.data.data_connection.connect_locally"
+    apart = mock.patch(near, return_value=None) if tcp else contextlib.nullcontext()
     with apart, peers.embedded(dataset, workers) as read:
         yield read
 

@@ -105,7 +105,10 @@ def grain_processes(items: Sequence[Any], function: Function, batch: int, worker
     One iterator goes over the data again and again, as it starts processes of its own.
     """
     import grain
+    from absl import flags
 
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # Grain asks for one of its own, which its users' programs have parsed
     single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     batches = grain.MapDataset.source(items).map(function).batch(batch)
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -122,7 +125,8 @@ def ray_data(items: Sequence[Any], function: Function, batch: int) -> Iterator[P
         found = function(row["id"])
         return found if isinstance(found, dict) else {"data": found}
 
-    ray.init(num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="error")
+    # "local": else it would join a cluster that another program has left behind.
+    ray.init("local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
         if isinstance(items, range):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -20,7 +21,7 @@ _ROWS_BYTES = 512
 
 # Of sock_diag(7) and netlink(7), whose numbers and layouts Linux keeps.
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST, _DUMP = 4, 20, 0x1, 0x300
-_ERROR, _DONE, _LISTEN = 2, 3, 10
+_ERROR, _DONE, _INTERRUPTED, _LISTEN = 2, 3, 0x10, 10
 _HEADER = struct.Struct("=IHHII")
 """Of a message: its length, its type, flags, its number, and the port of who sent it."""
 _QUERY = struct.Struct("=BBBxI")
@@ -54,7 +55,7 @@ def listeners(port: int) -> set[Listener]:
     """
     try:
         return set(_asked(port))
-    except (OSError, AttributeError):  # there is no netlink elsewhere than on Linux
+    except (OSError, AttributeError, struct.error):  # there is no netlink elsewhere than on Linux
         return set(_from_tables(port))
 
 
@@ -78,21 +79,28 @@ def _answers(receive: Callable[[int], bytes]) -> Iterator[bytes]:
     """Yield the kernel's answers up to the last one.
 
     Raises:
-        OSError: it refuses.
+        OSError: it refuses, at once or in the end, or what it has said may lack some.
+        struct.error: an answer is too short.
     """
     while True:
         part = receive(1 << 16)
         at = 0
-        while at < len(part):
-            length, kind, *_ = _HEADER.unpack_from(part, at)
-            body = part[at + _HEADER.size : at + length]
-            if kind == _DONE:
-                return
-            if kind == _ERROR:
+        while True:
+            length, kind, flags, *_ = _HEADER.unpack_from(part, at)
+            body = part[at + _HEADER.size : at + max(length, _HEADER.size)]
+            if kind in (_DONE, _ERROR):
                 (code,) = struct.unpack_from("=i", body)
-                raise OSError(-code, os.strerror(-code))
+                if code or kind == _ERROR:
+                    raise OSError(-code, os.strerror(-code))
+                if flags & _INTERRUPTED:
+                    raise OSError(errno.EINTR, "sockets came or went meanwhile")
+                return
+            if kind != _SOCK_DIAG_BY_FAMILY or flags & _INTERRUPTED:
+                raise OSError(errno.EPROTO, f"an answer of type {kind} and flags {flags:#x}")
             yield body
-            at += length + -length % 4
+            at += max(length, _HEADER.size) + -length % 4
+            if at >= len(part):
+                break
 
 
 def _from_tables(port: int) -> Iterator[Listener]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ from millrace.worker.probe_reporter import ProbeReporter
 if TYPE_CHECKING:
     from millrace.elements.chunk import Chunk
     from millrace.engine.run.program import Program
+
+_PAUSE_S = 0.05
+"""Seconds of a chunk, lately, from which nothing is held back that a reader would take: the next may take as long."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class LaneThread:
 
     Attributes:
         batch: elements that made a message of the lease before.
+        slowest_s: seconds of the slowest chunk lately.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class LaneThread:
     ) -> None:
         self.number, self.slot = number, slot
         self._feed, self._caches, self._fetch = feed, caches, fetch
-        self.batch = 1
+        self.batch, self.slowest_s = 1, 0.0
         self._leases: queue.SimpleQueue[tuple[JobPipeline, LeaseTask] | None] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[act.Verdict] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{slot}", daemon=True)
@@ -200,7 +205,10 @@ class _Run:
             ) as run,
         ):
             self._say_drawn(run.drawn)
+            began = time.perf_counter()
             for chunk in _until(run, failures := list[Exception]()):
+                now = time.perf_counter()
+                lane.slowest_s, began = max(0.99 * lane.slowest_s, now - began), now
                 self._say_drawn(run.drawn)
                 going = self._step(program)
                 before, made = made, made + len(chunk)
@@ -209,7 +217,10 @@ class _Run:
                     continue
                 packer.add(chunk.elements[max(first * together - before, 0) :])
                 packer.target = going.message_bytes
-                self._put(packer, flush=going.hungry)
+                # While a message is on its way the next one grows, as in Nagle's algorithm (RFC 896): a reader that is
+                # slower than its workers gets few large messages rather than one for each element. But what would lie
+                # here while something takes long is sent before.
+                self._put(packer, flush=going.hungry or (going.waiting and lane.slowest_s > _PAUSE_S))
             self._say_drawn(run.drawn)
             self._put(packer, flush=True)
             lane.batch = packer.batch

@@ -29,6 +29,14 @@ LOCAL = {
 little = pytest.mark.skipif(sys.byteorder == "big", reason="the table is as a little-endian machine writes it")
 
 
+DONE = struct.pack("=i", 0)
+
+
+def message(kind: int, body: bytes, flags: int = 2) -> bytes:
+    padded = body + bytes(-len(body) % 4)
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + padded
+
+
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that isn't to be asked."""
@@ -39,21 +47,28 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", refused)
 
 
-def message(kind: int, body: bytes) -> bytes:
-    padded = body + bytes(-len(body) % 4)
-    return struct.pack("=IHHII", 16 + len(body), kind, 2, 0, 0) + padded
-
-
 def test_answers_are_read_up_to_the_last_one():
     """Several come in a part, and the last one in a part of its own."""
-    parts = iter([message(20, b"one") + message(20, b"second"), message(20, b"third"), message(3, b"")])
+    parts = iter([message(20, b"one") + message(20, b"second"), message(20, b"third"), message(3, DONE)])
     assert list(listeners._answers(lambda _: next(parts))) == [b"one", b"second", b"third"]
 
 
-def test_a_refusal_is_an_error_with_the_kernels_reason():
-    refusal = message(2, struct.pack("=i", -2) + bytes(16))
+@pytest.mark.parametrize("kind", [2, 3])
+def test_a_refusal_is_an_error_with_the_kernels_reason(kind):
+    """Also as the end of an answer: so it comes where the kernel knows the question, and not this kind of sockets."""
+    refusal = message(kind, struct.pack("=i", -2) + bytes(16))
     with pytest.raises(FileNotFoundError):
         list(listeners._answers(lambda _: refusal))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"short", message(3, b""), message(3, DONE, flags=0x12), message(20, b"one", flags=0x12), message(9, b"one")],
+    ids=["nothing", "short", "no code", "interrupted", "interrupted before", "something else"],
+)
+def test_what_may_lack_some_is_no_answer(answer):
+    with pytest.raises((OSError, struct.error)):
+        list(listeners._answers(lambda _: answer))
 
 
 @little

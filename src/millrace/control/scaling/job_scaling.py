@@ -80,7 +80,7 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
     if used is None or not scaling_policies.look_over(kind, fewest, waits, seconds):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
-    if not scaling_policies.look_counts(kind, elements, came, waits):
+    if not scaling_policies.look_counts(kind, elements, came, waits, fewest=fewest):
         _mark(tx, job, observation)
         return
     cpu = statistics.fmean(used[1])

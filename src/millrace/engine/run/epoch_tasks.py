@@ -6,7 +6,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -54,17 +54,15 @@ class LocalEpoch:
         self._reuse = reuse
         self._program, self._number, self._begin = program, begin.epoch, begin
         self.weights = LocalWeights(begin)
-        self._runs: dict[int, Run] = {}
-        self._skipped: dict[int, int] = {}  # by run that has ended
-        self._begun = count()
+        self._runs: list[Run] = []
+        self._skipped = 0  # by those that have ended
         self.over = False
         """Whether an endless repeat has turned out to have nothing to repeat."""
 
     @property
     def skipped(self) -> int:
         """Number of elements that ``on_error`` left out so far."""
-        running = {number: run.skipped for number, run in list(self._runs.items())}
-        return sum((running | self._skipped).values())
+        return sum(run.skipped for run in list(self._runs)) + self._skipped
 
     @property
     def _shape(self) -> RunShape:
@@ -104,20 +102,19 @@ class LocalEpoch:
                 task, self._number, leftovers, skip=skip, shape=shape, meanwhile=meanwhile, **cache
             ) as run,
         ):
-            number = next(self._begun)
-            self._runs[number] = run
+            self._runs.append(run)
             try:
                 yield from run
             finally:
-                self._skipped[number] = run.skipped
-                del self._runs[number]
+                self._runs.remove(run)
+                self._skipped += run.skipped
             if task.parent >= 0:
                 left[task.index] = run.leftovers
         self.over = self._program.ended(task, self._number, run)
 
     def overlap(self) -> TaskOverlap | None:
-        """Make what begins tasks before their time; None where that doesn't go: they share a cache, or reads ahead."""
-        alone = self._reuse is not None or self.plan.length is None or self._program.reads_far
+        """Make what begins tasks before their time; None where that doesn't go: they share a cache, or work ahead."""
+        alone = self._reuse is not None or self.plan.length is None or self._program.works_ahead
         return None if alone else TaskOverlap(self._program.budget.each)
 
     def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:

@@ -22,7 +22,7 @@ from millrace.engine.run.task_run import PartsRun, Run
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
 from millrace.errors import PipelineError
-from millrace.graph.nodes import Cache, FromFiles, Node, always_reused
+from millrace.graph.nodes import Cache, FromFiles, Node, Prefetch, always_reused
 from millrace.graph.operator_graph import Graph
 from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
@@ -232,9 +232,9 @@ class Program:
         return found
 
     @property
-    def reads_far(self) -> bool:
-        """Whether sources are read from far away, ahead of the tasks."""
-        return bool(self._far)
+    def works_ahead(self) -> bool:
+        """Whether tasks have threads of their own, of a prefetch, or reads of far sources that are under way before."""
+        return bool(self._far) or any(isinstance(node, Prefetch) for node in self._running.reachable())
 
     @property
     def cores(self) -> int:

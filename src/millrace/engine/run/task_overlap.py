@@ -1,11 +1,12 @@
 """Task overlap: the next task begins while the last calls of one take long, so that no thread stands still for them.
 
-What it makes by then waits until the task before it has ended. All of it is computed on the thread that pulls, so that
-functions which may not run at the same time don't. Two tasks hold what a running task may hold, for as long.
+What it makes by then waits until the task before it has ended. All of it is computed on the thread that runs the tasks,
+so that functions which may not run at the same time don't. Two tasks hold what a running task may hold, for as long.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
@@ -25,17 +26,20 @@ class TaskOverlap:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._current = -1
+        self._current = self._thread = -1
         self._begin: Begin | None = None
         self._early: _EarlyTask | None = None
 
     def follows(self, current: int, begin: Begin | None) -> None:
-        """Note which task runs now, by its number, and how the next one begins; None: not before its time."""
-        self._current, self._begin = current, begin
+        """Note which task this thread runs now, by its number, and how the next begins; None: not before its time."""
+        self._current, self._begin, self._thread = current, begin, threading.get_ident()
 
     def meanwhile(self, number: int) -> bool:
-        """Compute a chunk of the next task, as task ``number`` waits; False: there is nothing to compute now."""
-        if number != self._current or self._begin is None:
+        """Compute a chunk of the next task, as task ``number`` waits; False: there is nothing to compute now.
+
+        On a thread of the task's own, such as a prefetch's, there is nothing.
+        """
+        if number != self._current or self._begin is None or threading.get_ident() != self._thread:
             return False
         if self._early is None:
             self._early = _EarlyTask(self._begin())

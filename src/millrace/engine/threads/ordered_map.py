@@ -159,7 +159,7 @@ class _Calls(Generic[T]):
         first, began, cpu = self.waiting[0], clock(), time.thread_time()
         while not first.done and self._operator.slowest_s > _HELP_S and meanwhile():
             pass
-        self._waited_s += clock() - began
+        self._measure.idle_s += clock() - began  # not of this operator, nor waited for its result
         self._measure.threads_cpu_s -= time.thread_time() - cpu
 
     def run(self, part: Chunk) -> T:

@@ -103,16 +103,23 @@ def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
     return seconds >= autoscale.LOOK_S and elements >= autoscale.look_elements(waits, seconds / max(1, elements))
 
 
-def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
+def look_counts(kind: Kind, elements: int, came: int, waits: float, *, fewest: int) -> bool:
     """Whether a look says anything: what a consumer takes that lives on ready elements is not what its workers give.
 
     One that waits for most of the time has none, but where what it waits for is its own host, which takes long to
     receive them: that is seen once the look is long enough for a message more or less not to matter. Other policies
     than millrace's own don't ask how many elements were read, and how many came meanwhile.
+
+    Args:
+        kind: of the policy.
+        elements: that all consumers have read.
+        came: that came meanwhile.
+        waits: share of the time for which they wait.
+        fewest: that one of them has read.
     """
     return (
         kind in {"cachew", "cachew-released", "hpa"}
-        or (waits > autoscale.CLEAR and elements <= autoscale.LOOK_ELEMENTS)
+        or (waits > autoscale.CLEAR and fewest <= autoscale.LOOK_ELEMENTS)
         or came >= (1 - autoscale.MARGIN) * elements
     )
 

@@ -242,14 +242,19 @@ class ReaderOutbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether the reader has nothing to receive: it has asked, and has said that it has all there was.
-
-        While a message is on its way the next one grows, as in Nagle's algorithm (RFC 896): a reader that is slower
-        than its workers gets few large messages rather than one for each element. What is held back for that is what
-        was made in the time of an acknowledgement.
-        """
+        """Whether the reader would take more at once: it has asked, and all there was is on its way."""
         wanted = [cursor for cursor in self.cursors.values() if cursor.wanted and not cursor.spared]
-        return bool(wanted) and not any(cursor.lacking for cursor in wanted)
+        return bool(wanted) and not any(cursor.unsent for cursor in wanted)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the reader has nothing to receive, either: it has said that it has all there was of what it reads."""
+        lacks = any(
+            cursor.lacking
+            for (epoch, _), cursor in self.cursors.items()
+            if epoch == self.reading and cursor.wanted and not (cursor.spared or cursor.done)
+        )
+        return self.waiting and not lacks
 
 
 class SendCredit:

@@ -140,7 +140,8 @@ class RunControl:
 
     def _go_on(self, lane: Lane, run: TaskRun) -> None:
         run.state = Working()
-        verdict = act.GoOn(tuple(lane.pending), lane.buffer.waiting, lane.buffer.message_bytes)
+        buffer = lane.buffer
+        verdict = act.GoOn(tuple(lane.pending), buffer.waiting, buffer.hungry, buffer.message_bytes)
         self.actions.append(act.Resume(lane.number, verdict))
 
     def _halt(self, lane: Lane, run: TaskRun) -> None:

@@ -232,8 +232,13 @@ class SlotBuffer:
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader has nothing to receive."""
+        """Whether a reader would take more at once."""
         return any(outbox.waiting for outbox in self.outboxes.values())
+
+    @property
+    def hungry(self) -> bool:
+        """Whether a reader has nothing to receive."""
+        return any(outbox.hungry for outbox in self.outboxes.values())
 
     @property
     def hits(self) -> int:

@@ -232,9 +232,15 @@ class WindowBuffer(SlotBuffer):
 
     @property
     def waiting(self) -> bool:
-        """Whether the furthest reader has nothing to receive."""
+        """Whether the furthest reader would take more at once."""
         furthest = self.furthest
         return furthest is not None and furthest.waiting
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the furthest reader has nothing to receive."""
+        furthest = self.furthest
+        return furthest is not None and furthest.hungry
 
     def _lacked_bytes(self, epoch: int) -> dict[int, int]:
         """Bytes, by epoch, that are lacked by the reader whom a run of this epoch waits for.

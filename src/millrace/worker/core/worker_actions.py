@@ -40,12 +40,14 @@ class GoOn(msgspec.Struct, frozen=True):
 
     Attributes:
         coming: the lane's leases that have not begun, in the order in which they will.
-        hungry: a reader has nothing to receive, and is to get a message at once, however small. If it has let nobody
-            here send anything, a message is what tells it that there is something.
+        waiting: a reader would take a message at once, however small. If it has let nobody here send anything, a
+            message is what tells it that there is something.
+        hungry: it has nothing to receive, either: no message is on its way to it.
         message_bytes: what messages should have: so much that a reader lets a few of them come and a few fit here.
     """
 
     coming: Sequence[msg.LeaseTask] = ()
+    waiting: bool = False
     hungry: bool = False
     message_bytes: int = 1
 

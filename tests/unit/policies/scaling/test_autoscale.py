@@ -263,7 +263,8 @@ def test_a_burst_is_no_look_however_many_elements_it_has():
 )
 def test_a_long_look_at_a_consumer_that_lives_on_ready_elements_says_nothing(elements, came, waits, counts):
     """One whose host takes long to receive seems to wait all the time, with any number of workers."""
-    assert scaling_policies.look_counts("millrace", elements, came, waits) is counts
+    assert scaling_policies.look_counts("millrace", elements, came, waits, fewest=elements) is counts
+    assert scaling_policies.look_counts("millrace", 50 * elements, 50 * came, waits, fewest=elements) is counts
 
 
 def test_reasons_say_what_was_measured():

@@ -288,20 +288,39 @@ def waiting(buffer):
     return buffer.waiting
 
 
-def test_waiting_means_that_the_reader_has_said_that_it_has_everything():
-    """What is on its way is not there yet: the next message may grow until then."""
+def hungry(buffer):
+    return buffer.hungry
+
+
+def test_waiting_means_that_everything_asked_for_is_on_its_way_and_hungry_that_it_has_come():
     buffer = SlotBuffer(100)
-    assert waiting(buffer) is False
+    assert not waiting(buffer)
     buffer.begin(KEY, 1, 0)
-    assert waiting(buffer) is False
+    assert not waiting(buffer)
+    assert not hungry(buffer)
     read(buffer, KEY, 1, 0)
-    assert waiting(buffer) is True
+    assert waiting(buffer)
+    assert hungry(buffer)
     buffer.put(KEY, 1, message(0))
-    assert waiting(buffer) is False
+    assert not waiting(buffer)
+    assert not hungry(buffer)
     drain(buffer)
-    assert waiting(buffer) is False
+    assert waiting(buffer)
+    assert not hungry(buffer)
     buffer.received(buffer.outboxes[0], KEY, 1)
-    assert waiting(buffer) is True
+    assert hungry(buffer)
+
+
+def test_what_a_reader_left_behind_in_an_epoch_before_keeps_nobody_hungry():
+    buffer = SlotBuffer(100)
+    buffer.begin(KEY, 1, 0)
+    read(buffer, KEY, 1, 0)
+    buffer.put(KEY, 1, message(0))
+    drain(buffer)
+    later = (KEY[0] + 1, 0)
+    buffer.begin(later, 2, 0)
+    read(buffer, later, 2, 0)
+    assert hungry(buffer)
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 5), min_size=1, max_size=12))
