@@ -14,7 +14,6 @@ MEASURED_OFF_MAIN = frozenset(
     {
         "accuracy",
         "accuracy_caching",
-        "handover",
         "memory",
     }
 )
