@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -119,6 +120,8 @@ def grain_processes(items: Sequence[Any], function: Function, batch: int, worker
 @contextlib.contextmanager
 def ray_data(items: Sequence[Any], function: Function, batch: int) -> Iterator[Pass]:
     """Ray Data on a Ray of its own."""
+    # Else it writes a token into the user's home, and clusters that are started later want it.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
     def call(row: dict[str, Any]) -> dict[str, Any]:
