@@ -16,6 +16,9 @@ MOST = 1 << 17
 _MOST_WAITING = 64 << 20
 """Most bytes of elements that wait for a message to be full, if all are as large as the newest one."""
 
+_PAUSE_S = 0.05
+"""Seconds of a chunk, lately, from which nothing is held back that a reader would take: the next may take as long."""
+
 Encode = Callable[[list[Any]], list[Any]]
 """Function from elements to bytes-like objects that together are one codec message."""
 
@@ -106,6 +109,21 @@ class RoundPacker:
             shares = tuple(Share(buffers, size_of(buffers)) for buffers in encoded)
             yield OutputMessage.of_round(self._index, shares)
             self._index += 1
+
+
+def is_due(*, waiting: bool, hungry: bool, slowest_s: float) -> bool:
+    """Whether what has been made is to be sent although it fills no message.
+
+    While a message is on its way the next one grows, as in Nagle's algorithm (RFC 896): a reader that is slower than
+    its workers gets few large messages rather than one for each element. But what would lie here while the next chunk
+    takes long is sent before.
+
+    Args:
+        waiting: a reader would take it at once.
+        hungry: nothing is on its way to that reader.
+        slowest_s: seconds of the slowest chunk lately.
+    """
+    return hungry or (waiting and slowest_s > _PAUSE_S)
 
 
 def size_of(buffers: list[Any]) -> int:

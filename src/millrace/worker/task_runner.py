@@ -24,15 +24,12 @@ from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.run_state import PROBED
 from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.leftovers import Ask, LeftoversMissingError, encoded, gather
-from millrace.worker.packing import Packer, RoundPacker
+from millrace.worker.packing import Packer, RoundPacker, is_due
 from millrace.worker.probe_reporter import ProbeReporter
 
 if TYPE_CHECKING:
     from millrace.elements.chunk import Chunk
     from millrace.engine.run.program import Program
-
-_PAUSE_S = 0.05
-"""Seconds of a chunk, lately, from which nothing is held back that a reader would take: the next may take as long."""
 
 _logger = logging.getLogger(__name__)
 
@@ -217,10 +214,8 @@ class _Run:
                     continue
                 packer.add(chunk.elements[max(first * together - before, 0) :])
                 packer.target = going.message_bytes
-                # While a message is on its way the next one grows, as in Nagle's algorithm (RFC 896): a reader that is
-                # slower than its workers gets few large messages rather than one for each element. But what would lie
-                # here while something takes long is sent before.
-                self._put(packer, flush=going.hungry or (going.waiting and lane.slowest_s > _PAUSE_S))
+                due = is_due(waiting=going.waiting, hungry=going.hungry, slowest_s=lane.slowest_s)
+                self._put(packer, flush=due)
             self._say_drawn(run.drawn)
             self._put(packer, flush=True)
             lane.batch = packer.batch

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import CodecError
-from millrace.worker.packing import MOST, Packer, RoundPacker
+from millrace.worker.packing import MOST, Packer, RoundPacker, is_due
 
 
 def encode(elements):
@@ -119,3 +119,16 @@ def test_a_batch_that_cannot_be_sent_comes_after_the_rounds_before_it():
     assert [share.buffers for share in next(messages).shares] == [[b"a"], [b"b"]]
     with pytest.raises(CodecError):
         next(messages)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "hungry", "slowest_s", "due"),
+    [
+        (True, True, 0.0, True),  # a reader with nothing gets its first element at once
+        (True, False, 0.001, False),  # one with a message on its way gets a larger one next
+        (True, False, 2.5, True),  # but nothing lies here while the next chunk takes seconds
+        (False, False, 2.5, False),  # what it can't take is sent in full messages
+    ],
+)
+def test_small_messages_are_for_who_has_nothing_and_before_pauses(waiting, hungry, slowest_s, due):
+    assert is_due(waiting=waiting, hungry=hungry, slowest_s=slowest_s) is due
