@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.autograd import backward
-from torch.utils.data import DataLoader, DistributedSampler
 
 import millrace as mr
+from benchmarks.papers import training_rank
 from benchmarks.papers.accelerator_works import works
 from benchmarks.papers.training_data import DeviceSetting
-from benchmarks.papers.training_rank import MapStyle, enough, shared_score
+from benchmarks.papers.training_rank import enough, shared_score
 from benchmarks.papers.training_works import Work
 from benchmarks.processor_time import Used, started_by
 
@@ -57,23 +57,15 @@ class _Collate:
 
 def from_loader(work: Work, items: Sequence[Any], setting: DeviceSetting) -> Generator[Iterable[Any]]:
     """Yield nothing when it is ready, then epochs of torch's DataLoader, set up as for an accelerator."""
-    dataset = MapStyle(work, items)
-    sampler: Any = DistributedSampler(dataset, setting.ranks, setting.rank, seed=setting.seed, drop_last=True)
-    loader: Any = DataLoader(
-        dataset,
-        work.batch,
-        sampler=sampler,
+    return training_rank.from_loader(
+        work,
+        items,
+        setting,
         collate_fn=_Collate(work),
         num_workers=setting.loaders,
         pin_memory=setting.device != "cpu",
-        persistent_workers=True,
         prefetch_factor=AHEAD,
-        drop_last=True,
     )
-    yield ()
-    for epoch in itertools.count():
-        sampler.set_epoch(epoch)
-        yield loader
 
 
 def from_service(work: Work, items: Sequence[Any], setting: DeviceSetting) -> Generator[Iterable[Any]]:

@@ -30,7 +30,7 @@ from benchmarks.papers.training_works import WORKS, Pictures, Work
 from benchmarks.ray_cluster import HEAD
 
 
-class MapStyle(Dataset[Any]):
+class _MapStyle(Dataset[Any]):
     """Items as a map-style dataset; a sample's random choices are drawn anew each time."""
 
     def __init__(self, work: Work, items: Sequence[Any]) -> None:
@@ -43,18 +43,18 @@ class MapStyle(Dataset[Any]):
         return self._work.load(self._items[index], np.random.default_rng(random.getrandbits(64)))
 
 
-def from_loader(work: Work, items: Sequence[Any], setting: Setting) -> Generator[Iterable[Any]]:
+def from_loader(work: Work, items: Sequence[Any], setting: Setting, **options: Any) -> Generator[Iterable[Any]]:
     """Yield nothing when it is ready, then epochs of torch's DataLoader with a process of its own, on this host."""
-    dataset = MapStyle(work, items)
+    options = {"collate_fn": work.collate, "num_workers": 1, **options}
+    dataset = _MapStyle(work, items)
     sampler: Any = DistributedSampler(dataset, setting.ranks, setting.rank, seed=setting.seed, drop_last=True)
     loader: Any = DataLoader(
         dataset,
         work.batch,
         sampler=sampler,
-        collate_fn=work.collate,
-        num_workers=1,
         persistent_workers=True,
         drop_last=True,
+        **options,
     )
     yield ()
     for epoch in range(1 << 30):
