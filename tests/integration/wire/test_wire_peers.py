@@ -313,6 +313,11 @@ def test_children_that_are_forked_in_a_row_find_grpcs_threads_at_rest(dispatcher
         assert line == "b'' [0, 0, 0, 0, 0]"
 
 
+def test_children_that_are_forked_while_a_message_is_sent_may_use_grpc(dispatcher, peer):
+    with peer("forking_while_sending", dispatcher.address) as (_, line):
+        assert line == "0 1"
+
+
 AFTER_GRPC = """
 import grpc, runpy, sys
 

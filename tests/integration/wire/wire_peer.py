@@ -10,6 +10,8 @@ import tempfile
 import threading
 
 import msgspec
+from grpc import _common
+from grpc._cython import cygrpc
 
 from millrace.errors import ServiceError
 from millrace.wire.control.control_client import ControlChannel
@@ -189,6 +191,41 @@ def forking_in_a_row(address):
                 next(session)
         complaints.seek(0)
         say(complaints.read(), statuses)
+
+
+def forking_while_sending(address):
+    """Fork while the thread that sends a message of a session is about to see that it is sent; say how the child fares.
+
+    That thread looks whether there is a fork each time that it is woken, with the call's lock held.
+    """
+    sending, begun = threading.Event(), threading.Event()
+    wait = _common.wait
+    threads = cygrpc._fork_state.active_thread_count
+    await_threads = threads.await_zero_threads
+
+    def await_threads_of_a_fork(seconds):
+        begun.set()
+        return await_threads(seconds)
+
+    def woken_late(wait_function, is_done, timeout=None, spin_cb=None):
+        if spin_cb is not None:
+            sending.set()
+            begun.wait(0.3)
+            spin_cb()
+        return wait(wait_function, is_done, timeout, spin_cb)
+
+    with ControlChannel(address) as channel, channel.open_session(Ping) as session:
+        _common.wait, threads.await_zero_threads = woken_late, await_threads_of_a_fork
+        session.send(Ping(1))
+        sending.wait()
+        pid = os.fork()
+        if pid == 0:
+            _common.wait = wait
+            signal.alarm(20)  # ends a child that hangs
+            with ControlChannel(address, timeout=15) as own:
+                own.connect()
+            os._exit(0)
+        say(os.waitpid(pid, 0)[1], next(session).number)
 
 
 if __name__ == "__main__":

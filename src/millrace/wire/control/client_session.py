@@ -14,6 +14,7 @@ import msgspec
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
 from millrace.message_budget import MALFORMED
 from millrace.wire.control import rpc
+from millrace.wire.control.fork_gate import forks
 
 if TYPE_CHECKING:
     from millrace.wire.control.control_client import ControlChannel
@@ -154,7 +155,8 @@ class ClientSession:
         self._channel.remember_thread()
         while (encoded := self._outbox.get()) is not None:
             self._sent_bytes += len(encoded)
-            yield encoded
+            with forks.sending():  # gRPC comes back when it is sent
+                yield encoded
 
     def _end_outbox(self) -> None:
         """End the outbox: nothing more will be put; what is there is still sent."""

@@ -61,9 +61,9 @@ class ControlChannel:
         check_token_form(token)
         if forks.stranded:
             raise ServiceError(
-                "this process was forked while gRPC was in use, and gRPC's support of forks is off, so it cannot be"
-                " used here. Set GRPC_ENABLE_FORK_SUPPORT=1 before anything imports grpc (`import millrace` does unless"
-                " it is set already), or start processes with multiprocessing_context='spawn'"
+                f"this process was forked while gRPC was in use, and {forks.stranded}, so it cannot be used here. Set"
+                " GRPC_ENABLE_FORK_SUPPORT=1 before anything imports grpc (`import millrace` does unless it is set"
+                " already), or start processes with multiprocessing_context='spawn'"
             )
         self._timeout = timeout
         self._prover = Prover(token)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc
+
+_SENT_S = 1.0
+"""Seconds that a fork waits for messages to be sent. Where a dispatcher takes none, nothing happens meanwhile."""
 
 
 class ForkGate:
@@ -19,14 +24,19 @@ class ForkGate:
     In a forked child gRPC cancels the parent's calls, and takes locks for that. It lets none of its own threads hold
     one as the process forks; other threads are ours to see to. They use gRPC with ``gate`` held, which a fork waits
     for once gRPC's threads rest, and close channels, which needs gRPC's threads, with ``closing`` held, which a fork
-    waits for before that.
+    waits for before that. The thread that sends a session's messages is gRPC's, and may rest with its call's lock
+    held until the message is sent: no message is on its way as a fork begins.
+
+    Attributes:
+        stranded: why gRPC can't be used in this process, which was forked in the middle of its use; "": it can be.
     """
 
     def __init__(self) -> None:
         self.open_channels = 0
-        self.stranded = False
+        self.stranded = ""
         self.calls = weakref.WeakSet[Any]()
         self.gate, self.closing = threading.RLock(), threading.RLock()
+        self._under_way: set[threading.Lock] = set()
         self._expects = False
         os.register_at_fork(before=self.gate.acquire, after_in_parent=self.gate.release, after_in_child=self._forked)
 
@@ -40,7 +50,7 @@ class ForkGate:
             self.open_channels += 1
             if not self._expects:  # handlers are called in the reverse order before a fork
                 self._expects, release = True, self.closing.release
-                os.register_at_fork(before=self.closing.acquire, after_in_parent=release, after_in_child=self._ready)
+                os.register_at_fork(before=self._expected, after_in_parent=release, after_in_child=self._ready)
                 _hold_threads()
             return channel
 
@@ -51,9 +61,32 @@ class ForkGate:
         with self.gate:
             self.open_channels -= 1
 
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send a message of a session in this block: it begins in no fork, and a fork waits until it is over."""
+        message = threading.Lock()
+        message.acquire()
+        with self.closing:
+            self._under_way.add(message)
+        try:
+            yield
+        finally:  # in whichever thread forgets the sender, so that it must not wait for a lock
+            self._under_way.discard(message)
+            message.release()
+
+    def _expected(self) -> None:
+        """Let channels be closed and messages be sent; then none is until the fork is over."""
+        self.closing.acquire()
+        until = time.monotonic() + _SENT_S
+        for message in tuple(self._under_way):
+            message.acquire(timeout=max(0, until - time.monotonic()))
+
     def _ready(self) -> None:
-        """Go on in a child, in which gRPC has made its state anew."""
+        """Go on in a child, in which gRPC has made its state anew, unless its threads did not come to rest."""
+        if getattr(cygrpc, "_fork_handler_failed", False):  # gRPC says it to a log that nobody sees
+            self.stranded = "its threads did not come to rest for it"
         _hold_threads()
+        self._under_way.clear()
         self.closing.release()
 
     def _forked(self) -> None:
@@ -61,7 +94,8 @@ class ForkGate:
             call._state.reset_postfork_child()  # noqa: SLF001 (as gRPC does where its own threads wait)
         self.calls.clear()
         self.gate.release()
-        self.stranded = self.open_channels > 0 and not cygrpc.is_fork_support_enabled()
+        if self.open_channels > 0 and not cygrpc.is_fork_support_enabled():
+            self.stranded = "its support of forks is off"
         self.open_channels = 0
 
 
