@@ -369,6 +369,7 @@ class Dataset(OrderOperators, Viewable):
         equal_steps: bool = False,
         coordinated: bool = False,
         incomplete: Literal["drop", "mix"] = "drop",
+        cycle_length: int | None = None,
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
         window_bytes: int | None = None,
@@ -400,6 +401,7 @@ class Dataset(OrderOperators, Viewable):
                 ``num_consumers`` and a pipeline that makes batches, and implies ``deterministic``.
             incomplete: of ``coordinated``, what fills no round of batches of a bucket at the end of an epoch: left out
                 ("drop"), or put together into rounds of mixed lengths ("mix").
+            cycle_length: of ``coordinated``, tasks that are read at a time, a round of each in turn (1 to 64); None: 4.
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: jobs that are alike and say so have the pipeline computed once for all of them.
             window_bytes: of ``Sharing.WINDOW``, what each worker keeps for slower jobs; None: half its buffer or more.

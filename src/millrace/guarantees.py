@@ -8,7 +8,9 @@ from typing import Any
 
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe
-from millrace.validation import one_of
+from millrace.planning.checkpoint import CYCLE_LENGTH
+from millrace.protocol.job_spec import MOST_SLOTS
+from millrace.validation import one_of, positive
 
 ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
 
@@ -75,8 +77,10 @@ def check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitat
         )
 
 
-def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
-    """Check ``coordinated`` and what contradicts it; give what becomes of incomplete rounds, "" if it is not chosen.
+def check_coordinated(chosen: Any, num_consumers: int | None) -> tuple[str, int]:
+    """Check ``coordinated`` and what contradicts it; give what becomes of incomplete rounds, and the cycle's length.
+
+    If it is not chosen, that is "" and 1.
 
     Args:
         chosen: the arguments of ``distribute``.
@@ -90,7 +94,12 @@ def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
                 f"incomplete={chosen.incomplete!r} says what becomes of rounds of batches that are not full at the end "
                 "of an epoch, and there are rounds with coordinated=True alone: say that too, or leave incomplete out"
             )
-        return ""
+        if chosen.cycle_length is not None:
+            raise PipelineError(
+                f"cycle_length={chosen.cycle_length!r} says how many tasks ranks read at a time, a round of each in "
+                "turn, and there are rounds with coordinated=True alone: say that too, or leave cycle_length out"
+            )
+        return "", 1
     if num_consumers is None:
         raise PipelineError("coordinated=True needs num_consumers: to how many ranks does each step give a batch?")
     if chosen.sharding is not ShardingPolicy.DYNAMIC:
@@ -115,7 +124,8 @@ def check_coordinated(chosen: Any, num_consumers: int | None) -> str:
             "window_bytes is of windows of outputs, and with coordinated=True jobs that are behind skip whole tasks: "
             "leave window_bytes out"
         )
-    return str(chosen.incomplete)
+    cycle_length = CYCLE_LENGTH if chosen.cycle_length is None else chosen.cycle_length
+    return str(chosen.incomplete), positive("distribute", "cycle_length", cycle_length, MOST_SLOTS)
 
 
 def check_sharing(chosen: Any, service: str | None, num_consumers: int | None, consumer_index: int | None) -> str:

@@ -13,8 +13,9 @@ from millrace import validation
 from millrace.errors import PipelineError, SourceError
 from millrace.graph.nodes import Node, WithOptions
 from millrace.guarantees import ShardingPolicy, check, check_coordinated, check_equal, check_sharing
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import Share
-from millrace.protocol.job_spec import CYCLE_LENGTH, MOST_ACCELERATORS, MOST_TASKS
+from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 from millrace.validation import one_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def chosen_parameters(
     seed = validation.seed("distribute", choice.seed)
     check(choice.sharding, choice.visitation, choice.deterministic)
     check_equal(choice.equal_steps, num_consumers, choice.visitation)
-    coordinated = check_coordinated(choice, num_consumers)
+    coordinated, cycle_length = check_coordinated(choice, num_consumers)
     validation.place(choice.target_workers, choice.local_workers, service)
     sharing = check_sharing(choice, service, num_consumers, consumer_index)
     validation.claim(choice.priority, choice.tenant)
@@ -67,7 +68,7 @@ def chosen_parameters(
         "untrusted_cache": choice.untrusted_cache,
         "target_workers": "any" if service is None else choice.target_workers,
         "coordinated": coordinated,
-        "cycle_length": CYCLE_LENGTH if coordinated else 1,
+        "cycle_length": cycle_length,
         "sharing": sharing,
         "window_bytes": window_bytes or 0,
     }
@@ -101,6 +102,24 @@ def served_made_of(node: Node, parameters: Mapping[str, Any], shown: str, named:
     except SourceError as error:  # workers may reach what this process doesn't
         return MadeOf(shown, why=str(error))
     return msgspec.structs.replace(found, pipeline=shown)
+
+
+def fresh_state(parameters: Mapping[str, Any], consumer: int | None, graph: str, epoch: int) -> Checkpoint:
+    """Make the state of a consumer that has read nothing of an epoch.
+
+    Args:
+        parameters: of the job.
+        consumer: its index; None: the dispatcher chooses it.
+        graph: digest of the pipeline.
+        epoch: its number.
+    """
+    seed, ranks = parameters["seed"], parameters["num_consumers"]
+    if not parameters["coordinated"]:  # who begins the job anew may do that with any number of consumers
+        return Checkpoint(seed=seed, epoch=epoch, graph=graph)
+    rank, ranks = (0, 1) if consumer is None else (consumer, ranks)
+    return Checkpoint(
+        seed=seed, epoch=epoch, graph=graph, rank=rank, ranks=ranks, cycle_length=parameters["cycle_length"]
+    )
 
 
 def check_helpers(parameters: Mapping[str, Any], share: Share | None) -> None:

@@ -16,7 +16,7 @@ from millrace.frameworks.base import Readable
 from millrace.graph import serialize
 from millrace.graph.nodes import Node, WithOptions
 from millrace.graph.rounds import in_rounds
-from millrace.job_parameters import check_helpers, chosen_parameters, served_made_of
+from millrace.job_parameters import check_helpers, chosen_parameters, fresh_state, served_made_of
 from millrace.own_job import OwnJobs, own_job, told_detached, told_late
 from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
@@ -70,9 +70,8 @@ class ServedPipeline(Readable):
 
         self._memories: dict[str, SealedMemory] = {}
         self._share_arrays()
-        graph = pipeline.graph
-        if self.coordinated:
-            graph = in_rounds(graph, self.ranks, self._parameters["coordinated"])
+        graph, incomplete = pipeline.graph, self._parameters["coordinated"]
+        graph = in_rounds(graph, self.ranks, incomplete) if incomplete else graph
         self._structure, self._bundle = ship(graph, choice.sharding)
         if choice.sharing is not None:
             self._parameters["functions"] = fingerprint_of(graph, choice.sharding)
@@ -265,7 +264,7 @@ class ServedPipeline(Readable):
     def load_state_dict(self, state: Any) -> None:
         """See :class:`Readable`. The job begins anew with it, whatever has become of it since."""
         if self.coordinated:
-            fit_rounds(state, self.ranks)
+            fit_rounds(parse_all(state)[0], self.ranks, self._parameters["cycle_length"])
         super().load_state_dict(state)
         first, chosen = self._passes.loaded[0], self._parameters["seed"]
         if first.helpers or (first.seed is not None and chosen != first.seed and self._seed_is_chosen):
@@ -284,8 +283,9 @@ class ServedPipeline(Readable):
             self._parameters["seed"] = seed
 
     def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
-        graph, seed = graph_digest(serialize.unpack(self._structure)), self._parameters["seed"]
-        return Checkpoint(seed=seed, epoch=self._passes.following if epoch is None else epoch, graph=graph)
+        graph = graph_digest(serialize.unpack(self._structure))
+        number = self._passes.following if epoch is None else epoch
+        return fresh_state(self._parameters, self._consumer_index, graph, number)
 
     def peek(self, count: int) -> list[Any]:
         """See :class:`Readable`."""

@@ -43,6 +43,10 @@ def coordinated(dataset: mr.Dataset | None = None, **chosen: Any) -> mr.Distribu
         ({"coordinated": "yes"}, "coordinated must be one of False, True, not 'yes'"),
         ({"incomplete": "keep"}, "incomplete must be one of 'drop', 'mix', not 'keep'"),
         ({"coordinated": False, "incomplete": "mix"}, "there are rounds with coordinated=True alone"),
+        ({"coordinated": False, "cycle_length": 8}, "say that too, or leave cycle_length out"),
+        ({"cycle_length": 0}, "cycle_length must be a whole number of at least 1, not 0"),
+        ({"cycle_length": 65}, "cycle_length.*64.*not 65"),
+        ({"cycle_length": 2.5}, "cycle_length must be a whole number"),
         ({"dataset": mr.Dataset.range(9)}, "this pipeline makes no batches"),
         ({"dataset": mr.Dataset.range(9).batch(3).shuffle(10)}, "behind the batches stands shuffle"),
     ],
@@ -87,6 +91,21 @@ def test_a_state_is_of_so_many_ranks():
     with pytest.raises(mr.StateError, match=r"is of 4 ranks, and here num_consumers is 2: .* Go on with 4 ranks"):
         coordinated().load_state_dict(state)
     coordinated(num_consumers=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("consumer_index", [None, 0, 1])
+def test_a_state_from_before_the_first_step_is_loaded_like_any(consumer_index):
+    state = coordinated(consumer_index=consumer_index).state_dict()
+    coordinated(consumer_index=consumer_index).load_state_dict(state)
+
+
+def test_a_state_is_of_rounds_in_one_order():
+    state = state_of(coordinated(cycle_length=16), ranks=2)
+    with pytest.raises(mr.StateError, match=r"is of cycle_length=16, and here it is 4: .* Go on with cycle_length=16"):
+        coordinated().load_state_dict(state)
+    coordinated(cycle_length=16).load_state_dict(state)
+    before = {name: value for name, value in state_of(coordinated(), ranks=2).items() if name != "cycle_length"}
+    coordinated(cycle_length=4).load_state_dict(before)  # of a time when there was no other
 
 
 @pytest.mark.parametrize("chosen", [{"incomplete": "mix"}, {"coordinated": False}])

@@ -42,6 +42,7 @@ REFUSED: dict[str, list[Callable[[], Any]]] = {
         )
     ],
     '`incomplete="mix"` without `coordinated=True`': [lambda: coordinated(coordinated=False, incomplete="mix")],
+    "`cycle_length` without `coordinated=True`": [lambda: coordinated(coordinated=False, cycle_length=16)],
     "operators behind `distribute()` that may give a rank more": [lambda: coordinated().unbatch()],
     "several processes of a DataLoader": [lambda: coordinated().__pipeline__().read_epoch(share=(0, 2))],
     "a state from other `coordinated=` or `incomplete=`": [
@@ -49,6 +50,9 @@ REFUSED: dict[str, list[Callable[[], Any]]] = {
     ],
     "the states of another number of ranks": [
         lambda: coordinated().load_state_dict(state_of(coordinated(num_consumers=4), ranks=4))
+    ],
+    "a state from another `cycle_length`": [
+        lambda: coordinated().load_state_dict(state_of(coordinated(cycle_length=16), ranks=2))
     ],
     "WINDOW with `EXACTLY_ONCE`": [lambda: shared(WINDOW)],
     "no address": [lambda: shared(service=None)],

@@ -222,6 +222,7 @@ class EpochProgress(ProgressTracker):
             rank=consumer,
             ranks=spec.num_consumers or 1,
             alone=(self.alone.low, self.alone.text()),
+            cycle_length=spec.cycle_length if spec.coordinated else 0,
             turn=(begun.turn if last < 0 else (last + 1) % spec.cycle_length) if spec.coordinated else 0,
             **begun.fields(),
         )

@@ -23,6 +23,8 @@ from millrace.planning.split_table import SplitTable
 from millrace.planning.weight_changes import carried, check_numbers, longest
 
 VERSION = 1
+CYCLE_LENGTH = 4
+"""Tasks that ranks of coordinated reads read at a time, unless the user says otherwise."""
 MOST_READ = 1 << 27
 """Most tasks of an epoch that a state can tell of, with as many elements each as there are."""
 MOST_ALONE = 1 << 20
@@ -94,6 +96,7 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
             handed out the first of what they make of them: all before the path, see
             :mod:`millrace.engine.run.arrival_operators`.
         turn: of coordinated reads, the slot whose round comes next.
+        cycle_length: of coordinated reads, the number of slots; 0: :data:`CYCLE_LENGTH`, or they are not coordinated.
         own: epoch of the job's own, where ``epoch`` is its group's; None: they are the same.
     """
 
@@ -116,6 +119,12 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
     parts: list[Part] = []
     turn: int = 0
     own: OwnEpochState | None = None
+    cycle_length: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Tasks that were read at a time, where reads were coordinated."""
+        return self.cycle_length or CYCLE_LENGTH
 
     @property
     def identity(self) -> PipelineIdentity:
@@ -132,6 +141,11 @@ class Checkpoint(EpochShape, frozen=True, kw_only=True):
         """Whether nothing of its epoch was yielded."""
         return not (self.done or self.later or self.begun or self.ended or self.parts)
 
+    @property
+    def anonymous(self) -> bool:
+        """Whether it was saved before anything was read, and perhaps by any of several ranks."""
+        return self.untouched and self.ranks == 1
+
     def tasks_done(self) -> TaskSet:
         """Tasks that were yielded to their end."""
         return TaskSet.parse(self.done, self.later)
@@ -147,6 +161,7 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
     rare = {"behind": checkpoint.behind, "counts": [*checkpoint.counts], "turn": checkpoint.turn}
+    rare["cycle_length"] = checkpoint.cycle_length
     rare["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
     rare["reweighted"] = [
         [each.node, each.element, [*each.weights], *filter(None, [each.replaced])] for each in checkpoint.reweighted
@@ -190,7 +205,8 @@ def check(found: Checkpoint) -> None:
         raise StateError(f"the state is damaged: {error}") from error
     check_numbers(found.reweighted)
     counts = [found.shares, found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
-    counts += [found.turn, *found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
+    counts += [found.turn, found.cycle_length, *found.counts]
+    counts += [number for *place, path in found.parts for number in (*place, *path)]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
     if found.own is not None:
@@ -261,7 +277,7 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
     first = checkpoints[0]
     for other in checkpoints[1:]:
         of_epoch = ("tasks", "shares", "pieces", "chunks") if other.epoch == first.epoch else ()
-        for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", *of_epoch):
+        for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", "cycle_length", *of_epoch):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(
                     f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "
@@ -269,7 +285,7 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
                 )
     for epoch in {each.epoch for each in checkpoints}:
         longest(each.reweighted for each in checkpoints if each.epoch == epoch)
-    ranks = [checkpoint.rank for checkpoint in checkpoints]
+    ranks = [checkpoint.rank for checkpoint in checkpoints if not checkpoint.anonymous]
     if len(set(ranks)) < len(ranks):
         raise StateError(f"these are the states of ranks {sorted(ranks)}: give each rank's once")
 
@@ -371,17 +387,22 @@ def fit(state: PipelineIdentity, here: PipelineIdentity) -> None:
         )
 
 
-def fit_rounds(states: Any, ranks: int) -> None:
-    """Refuse states of coordinated reads of another number of ranks than there are here.
+def fit_rounds(state: Checkpoint, ranks: int | None, cycle_length: int) -> None:
+    """Refuse states of coordinated reads of other rounds than there are here, or of rounds in another order.
 
     Raises:
-        StateError: says that it is another, and why that matters.
+        StateError: says what is another, and why that matters.
     """
-    there = parse_all(states)[0].ranks
-    if there != ranks:
+    there = state.ranks
+    if there != ranks and not state.anonymous:
         raise StateError(
             f"the state is of {there} ranks, and here num_consumers is {ranks}: with coordinated=True each step is a "
             f"round of one batch for each rank, and other ranks would need other rounds. Go on with {there} ranks"
+        )
+    if state.slots != cycle_length:
+        raise StateError(
+            f"the state is of cycle_length={state.slots}, and here it is {cycle_length}: ranks that have read "
+            f"unequally many rounds would get others in each step. Go on with cycle_length={state.slots}"
         )
 
 

@@ -12,8 +12,6 @@ MOST_TASKS = 1_000_000
 """Of an epoch, where the user chooses their number: a consumer is told the numbers of all its tasks in one message."""
 MOST_WORKERS = 100_000
 """Of a job, where the user chooses their number."""
-CYCLE_LENGTH = 4
-"""Tasks that ranks of coordinated reads read at a time."""
 MOST_ACCELERATORS = 1024
 """Behind one consumer."""
 ALONE = "-alone-"

@@ -100,6 +100,12 @@ def test_each_step_is_of_one_bucket_and_all_are_the_data(service, incomplete):
         assert repr(first) != repr(second), "the data are shuffled anew"
 
 
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_one_worker_reads_as_many_tasks_at_a_time_as_may_be(service):
+    with ExitStack() as stack:
+        check(Ranks(stack, service, tasks=80, cycle_length=64).steps(), "drop")
+
+
 def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_waits_for_ever(service_with):
     with service_with() as service, ExitStack() as stack:
         service.add(3, "--buffer-bytes", "8000")  # of rounds of up to 1500 bytes, for four slots

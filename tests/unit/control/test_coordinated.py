@@ -289,6 +289,7 @@ def states(*read_by):
             rank=rank,
             ranks=len(read_by),
             turn=(done + 1) % CYCLE,
+            cycle_length=CYCLE,
         )
         for rank, (done, outputs) in enumerate(read_by)
     ]
@@ -339,8 +340,14 @@ def test_another_number_of_ranks_is_refused():
     service = start(joins=[])
     peer = join(service, 0, ranks=3, states=states((3, 1), (5, 0)))
     assert peer.failure.kind == "StateError"
-    assert "rounds of 2 ranks" in peer.failure.message
-    assert "num_consumers=2" in peer.failure.message
+    assert "is of 2 ranks, and here num_consumers is 3" in peer.failure.message
+
+
+def test_another_cycle_is_refused():
+    service = start(joins=[])
+    peer = join(service, 0, states=states((3, 1), (5, 0)), cycle_length=CYCLE + 1)
+    assert peer.failure.kind == "StateError"
+    assert f"Go on with cycle_length={CYCLE}" in peer.failure.message
 
 
 @pytest.mark.parametrize(

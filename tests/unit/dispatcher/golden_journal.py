@@ -381,8 +381,10 @@ def _coordinate(service: Service) -> None:
     rounds: dict[str, Any] = {"coordinated": "drop", "cycle_length": 3, "deterministic": True, "num_consumers": 2}
     tasks = service.plan.length
     states = [
-        Checkpoint(seed=11, sources=service.prints, tasks=tasks, done=1, begun=[(2, 1)], ranks=2, turn=2),
-        Checkpoint(seed=11, sources=service.prints, tasks=tasks, done=2, rank=1, ranks=2, turn=2),
+        Checkpoint(
+            seed=11, sources=service.prints, tasks=tasks, done=1, begun=[(2, 1)], ranks=2, turn=2, cycle_length=3
+        ),
+        Checkpoint(seed=11, sources=service.prints, tasks=tasks, done=2, rank=1, ranks=2, turn=2, cycle_length=3),
     ]
     peers = [service.join(f"rank {rank}", "rounds", consumer=rank, states=states, **rounds) for rank in (0, 1)]
     for _ in range(3):

@@ -22,7 +22,16 @@ from millrace.control.tasks.slots import gone, missing, round_robin
 from millrace.control.tasks.task_queue import cursor_of, owed_by
 from millrace.errors import StateError
 from millrace.graph import serialize
-from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge
+from millrace.planning.checkpoint import (
+    Checkpoint,
+    PipelineIdentity,
+    alike,
+    check,
+    fit,
+    fit_rounds,
+    graph_digest,
+    merge,
+)
 from millrace.planning.plan import Piece
 from millrace.planning.units import UnitMap
 from millrace.planning.weight_changes import check_changes
@@ -43,11 +52,6 @@ def check_states(message: JoinJob) -> JoinJob:
         wrong = "with ShardingPolicy.OFF an epoch is not the data, so that there is no place in it to go on from"
     elif states[0].helpers:
         wrong = "the state is of a DataLoader's process without a service, which had tasks of its own"
-    elif spec.coordinated and spec.num_consumers != ranks:
-        wrong = (
-            f"the state is of rounds of {ranks} ranks, the job is to have rounds of {spec.num_consumers}, which are "
-            f"others: go on with num_consumers={ranks}"
-        )
     elif spec.seed != states[0].seed and None not in (spec.seed, states[0].seed):
         wrong = f"the state is of seed {states[0].seed}, the job is to have {spec.seed}"
     elif len(states) < ranks and (len(states) > 1 or spec.num_consumers != ranks):
@@ -63,6 +67,8 @@ def check_states(message: JoinJob) -> JoinJob:
     try:
         for state in states:
             check(state)
+            if spec.coordinated:
+                fit_rounds(state, spec.num_consumers, spec.cycle_length)
         alike(states)
         if len(states) == ranks:
             merge(states)
