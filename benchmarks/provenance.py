@@ -12,7 +12,6 @@ from typing import Any
 
 MEASURED_OFF_MAIN = frozenset(
     {
-        "accuracy",
         "accuracy_caching",
         "memory",
     }
