@@ -10,7 +10,8 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
-from millrace.ops.nested_datasets import close, read_ahead
+from millrace.ops import nested_datasets
+from millrace.ops.nested_datasets import LONG_S, close, read_ahead
 from millrace.ops.operator import Context
 
 
@@ -55,7 +56,7 @@ def _in_turn(
                     elements, position = children.take(asked)
                     yield from out.add(elements, children, position)
                     wanted -= len(elements)
-                    if len(elements) < asked:
+                    if len(elements) < asked and children.over:
                         children.check()
                         places[turn] = None
                         opened -= 1
@@ -86,9 +87,17 @@ class _Children:
         self._ended = False
         self._failure: Exception | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether all were taken."""
+        return self._ended and self._at == len(self._buffer)
+
     def take(self, count: int) -> tuple[list[Any], int]:
-        """Take up to ``count`` elements, fewer only if there are no more, and the position of the first."""
-        while not self._ended and len(self._buffer) - self._at < count:
+        """Take up to ``count`` elements, fewer only if there are no more or they take long; the position of the first.
+
+        None of them is taken only if there are no more.
+        """
+        if not self._ended and len(self._buffer) - self._at < count:
             self._read(count)
         taken = self._buffer[self._at : self._at + count]
         position = self._position
@@ -124,7 +133,7 @@ class _ChunkBuilder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._size = context.chunk_size()
+        self._size, self._until = context.chunk_size(), nested_datasets.clock() + LONG_S
         self._elements: list[Any] = []
         self._positions: list[int] = []
         self._children: _Children | None = None
@@ -140,11 +149,11 @@ class _ChunkBuilder:
         self._children = children
         self._elements += elements
         self._positions.extend(range(position, position + len(elements)))
-        if len(self._elements) >= self._size:
+        if len(self._elements) >= self._size or nested_datasets.clock() > self._until:
             yield from self.flush()
 
     def flush(self) -> Iterator[Chunk]:
         if self._elements and self._children is not None:
             yield Chunk(self._elements, self._children.origin, np.array(self._positions, dtype=np.int64))
-        self._size = max(1, self._context.chunk_size())
+        self._size, self._until = max(1, self._context.chunk_size()), nested_datasets.clock() + LONG_S
         self._elements, self._positions = [], []

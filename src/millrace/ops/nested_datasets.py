@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from millrace.elements.chunk import Chunk
 from millrace.ops.operator import Context
 
-_DONE = object()
+_ENDED, _MORE = object(), object()
+LONG_S = 0.05
+"""Seconds after which what is there goes on, as the next element may take as long, or not come at all."""
+clock = time.perf_counter
 
 
 def read_ahead(
@@ -17,22 +21,27 @@ def read_ahead(
 ) -> tuple[list[Any], bool, Exception | None]:
     """Read up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.
 
+    They are fewer where they take long, as those of a stream from outside do; at least one if they have not ended.
+
     If they fail, the elements before the failure stay and they have ended: with the failure, which the caller raises
     once the others have been yielded, or, if the pipeline's ``on_error`` goes on, with the replacement that it gives.
     """
     taken: list[Any] = []
 
     def advance() -> object:
+        until = clock() + LONG_S
         for element in islice(elements, count):
-            taken.append(element)  # noqa: PERF402 - a failure must not lose what came before it
-        return _DONE
+            taken.append(element)
+            if clock() > until:
+                return _MORE
+        return _MORE if len(taken) == count else _ENDED
 
     try:
         kept, value = context.guard(parent, 0, advance)
     except Exception as failure:  # noqa: BLE001 - raised by the caller
         return taken, True, failure
-    if value is _DONE:
-        return taken, len(taken) < count, None
+    if value is _MORE or value is _ENDED:
+        return taken, value is _ENDED, None
     if kept:
         taken.append(value)
     return taken, True, None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from millrace.elements.chunk import Origin
 from millrace.errors import ElementError, PipelineError
 from millrace.graph import nodes
+from millrace.ops import nested_datasets
 
 cuts = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -63,6 +64,28 @@ def test_flat_map_is_one_after_the_other(driver, fn, lengths, sizes, chunk_size)
 def test_chunks_have_the_size_asked_for(driver, fn):
     chunks = driver.run(nodes.FlatMap(fn=fn(lambda n: range(100))), range(3), chunk_size=64)
     assert [len(chunk) for chunk in chunks] == [64, 64, 64, 64, 44]
+
+
+def test_elements_that_take_long_wait_for_no_others(driver, fn, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(nested_datasets, "clock", lambda: now[0])
+
+    def slow(number):
+        for second in (0, 0, 0, 1, 1, 0, 0):
+            now[0] += second
+            yield number
+
+    def slowly(number):
+        now[0] += number
+        return [number]
+
+    chunks = driver.run(nodes.FlatMap(fn=fn(slow)), range(2), chunk_size=64)
+    assert [len(chunk) for chunk in chunks] == [4, 1, 6, 1, 2]
+    chunks = driver.run(nodes.FlatMap(fn=fn(slowly)), [0, 0, 1, 1, 0], chunk_size=64)
+    assert [chunk.elements for chunk in chunks] == [[0, 0, 1], [1], [0]]
+    chunks = driver.run(nodes.Interleave(fn=fn(slow), cycle_length=2, block_length=2), range(2), chunk_size=64)
+    assert list(chain.from_iterable(chunk.elements for chunk in chunks)) == [0, 0, 1, 1] * 3 + [0, 1]
+    assert len(chunks) > 3
 
 
 def test_functions_are_called_when_their_turn_comes(driver, fn):
