@@ -268,6 +268,10 @@ def name_of(checkpoints: Iterable[Checkpoint]) -> str:
     return _digest(msgspec.msgpack.encode(sorted(checkpoints, key=lambda each: each.rank)), 16)
 
 
+_SHOWN = {"slots": "cycle_length"}
+"""Names of properties as users know them."""
+
+
 def alike(checkpoints: Sequence[Checkpoint]) -> None:
     """Refuse states that are not of one run.
 
@@ -275,17 +279,26 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
         StateError: says what differs, or whose is twice there.
     """
     first = checkpoints[0]
+    if all(each.anonymous and each.epoch == first.epoch for each in checkpoints):
+        checkpoints = [first]  # nobody had begun to read, so that each says all there is to say
     for other in checkpoints[1:]:
+        if bool(first.sources) != bool(other.sources):
+            early, late = sorted((first, other), key=lambda each: bool(each.sources))
+            raise StateError(
+                f"one of the states was saved before its rank asked for its first element, that of rank {late.rank} "
+                f"later, in epoch {late.epoch} (that one was to begin epoch {early.epoch}): save all ranks' states at "
+                "the same step"
+            )
         of_epoch = ("tasks", "shares", "pieces", "chunks") if other.epoch == first.epoch else ()
-        for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", "cycle_length", *of_epoch):
+        for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", "slots", *of_epoch):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(
-                    f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "
-                    f"{getattr(other, name)!r} with rank {other.rank}"
+                    f"the states are not of one run: {_SHOWN.get(name, name)} is {getattr(first, name)!r} with rank "
+                    f"{first.rank} and {getattr(other, name)!r} with rank {other.rank}"
                 )
     for epoch in {each.epoch for each in checkpoints}:
         longest(each.reweighted for each in checkpoints if each.epoch == epoch)
-    ranks = [checkpoint.rank for checkpoint in checkpoints if not checkpoint.anonymous]
+    ranks = [checkpoint.rank for checkpoint in checkpoints]
     if len(set(ranks)) < len(ranks):
         raise StateError(f"these are the states of ranks {sorted(ranks)}: give each rank's once")
 

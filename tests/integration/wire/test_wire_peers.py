@@ -32,7 +32,7 @@ from millrace.wire.control import challenges, rpc
 from millrace.wire.control import control_client as channel_module
 from millrace.wire.control.challenges import Challenged, Challenges
 from millrace.wire.control.control_client import ControlChannel
-from millrace.wire.control.control_server import ControlServer
+from millrace.wire.control.control_server import CallHandler, ControlServer
 
 # -- who is let in -----------------------------------------------------------------------------------------------------
 
@@ -316,6 +316,18 @@ def test_children_that_are_forked_in_a_row_find_grpcs_threads_at_rest(dispatcher
 def test_children_that_are_forked_while_a_message_is_sent_may_use_grpc(dispatcher, peer):
     with peer("forking_while_sending", dispatcher.address) as (_, line):
         assert line == "0 1"
+
+
+async def length(request, caller):
+    return len(request)
+
+
+def test_children_that_are_forked_while_a_large_call_is_sent_may_use_grpc(serving, peer):
+    with (
+        serving(calls={"Length": CallHandler(bytes, length, 16 << 20)}) as dispatcher,
+        peer("forking_while_calling", dispatcher.address) as (_, line),
+    ):
+        assert line == f"0 {8 << 20}"
 
 
 AFTER_GRPC = """

@@ -193,8 +193,8 @@ def forking_in_a_row(address):
         say(complaints.read(), statuses)
 
 
-def forking_while_sending(address):
-    """Fork while the thread that sends a message of a session is about to see that it is sent; say how the child fares.
+def _fork_as_it_is_sent(address, send):
+    """Fork while gRPC's thread that sends a message is about to see that it is sent; what the child exits with.
 
     That thread looks whether there is a fork each time that it is woken, with the call's lock held.
     """
@@ -214,18 +214,34 @@ def forking_while_sending(address):
             spin_cb()
         return wait(wait_function, is_done, timeout, spin_cb)
 
+    _common.wait, threads.await_zero_threads = woken_late, await_threads_of_a_fork
+    sender = threading.Thread(target=send)
+    sender.start()
+    sending.wait()
+    pid = os.fork()
+    if pid == 0:
+        _common.wait = wait
+        signal.alarm(20)  # ends a child that hangs
+        with ControlChannel(address, timeout=15) as own:
+            own.connect()
+        os._exit(0)
+    _common.wait = wait
+    status = os.waitpid(pid, 0)[1]
+    sender.join()
+    return status
+
+
+def forking_while_sending(address):
+    """Fork while a message of a session is sent, and say how the child fares and what is answered."""
     with ControlChannel(address) as channel, channel.open_session(Ping) as session:
-        _common.wait, threads.await_zero_threads = woken_late, await_threads_of_a_fork
-        session.send(Ping(1))
-        sending.wait()
-        pid = os.fork()
-        if pid == 0:
-            _common.wait = wait
-            signal.alarm(20)  # ends a child that hangs
-            with ControlChannel(address, timeout=15) as own:
-                own.connect()
-            os._exit(0)
-        say(os.waitpid(pid, 0)[1], next(session).number)
+        say(_fork_as_it_is_sent(address, lambda: session.send(Ping(1))), next(session).number)
+
+
+def forking_while_calling(address):
+    """Fork while a call of many frames is sent, and say how the child fares and what is answered."""
+    answers = []
+    with ControlChannel(address) as channel:
+        say(_fork_as_it_is_sent(address, lambda: answers.append(channel.call("Length", bytes(8 << 20), int))), *answers)
 
 
 if __name__ == "__main__":

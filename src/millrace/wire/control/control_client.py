@@ -61,9 +61,8 @@ class ControlChannel:
         check_token_form(token)
         if forks.stranded:
             raise ServiceError(
-                f"this process was forked while gRPC was in use, and {forks.stranded}, so it cannot be used here. Set"
-                " GRPC_ENABLE_FORK_SUPPORT=1 before anything imports grpc (`import millrace` does unless it is set"
-                " already), or start processes with multiprocessing_context='spawn'"
+                f"this process was forked while gRPC was in use, and {forks.stranded}. Or start processes with"
+                " multiprocessing_context='spawn'"
             )
         self._timeout = timeout
         self._prover = Prover(token)
@@ -291,7 +290,9 @@ class ControlChannel:
 
     def _remembered(self, frames: Iterator[bytes]) -> Iterator[bytes]:
         self.remember_thread()
-        yield from frames
+        for frame in frames:
+            with forks.sending():
+                yield frame
 
     def remember_thread(self) -> None:
         """Remember a thread that gRPC started for this channel, on which this is called; :meth:`close` waits for it."""

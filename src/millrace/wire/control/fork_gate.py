@@ -17,6 +17,11 @@ from grpc._cython import cygrpc
 _SENT_S = 1.0
 """Seconds that a fork waits for messages to be sent. Where a dispatcher takes none, nothing happens meanwhile."""
 
+_UNSUPPORTED = (
+    "gRPC's support of forks is off, so it cannot be used here. Set GRPC_ENABLE_FORK_SUPPORT=1 before anything imports"
+    " grpc (`import millrace` does unless it is set already)"
+)
+
 
 class ForkGate:
     """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it.
@@ -24,8 +29,8 @@ class ForkGate:
     In a forked child gRPC cancels the parent's calls, and takes locks for that. It lets none of its own threads hold
     one as the process forks; other threads are ours to see to. They use gRPC with ``gate`` held, which a fork waits
     for once gRPC's threads rest, and close channels, which needs gRPC's threads, with ``closing`` held, which a fork
-    waits for before that. The thread that sends a session's messages is gRPC's, and may rest with its call's lock
-    held until the message is sent: no message is on its way as a fork begins.
+    waits for before that. The thread that sends a call's messages is gRPC's, and may rest with its call's lock
+    held until the message is sent: none is on its way as a fork begins, unless that takes more than a second.
 
     Attributes:
         stranded: why gRPC can't be used in this process, which was forked in the middle of its use; "": it can be.
@@ -63,7 +68,7 @@ class ForkGate:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Send a message of a session in this block: it begins in no fork, and a fork waits until it is over."""
+        """Send a message of a call in this block: it begins in no fork, and a fork waits until it is over."""
         message = threading.Lock()
         message.acquire()
         with self.closing:
@@ -84,7 +89,7 @@ class ForkGate:
     def _ready(self) -> None:
         """Go on in a child, in which gRPC has made its state anew, unless its threads did not come to rest."""
         if getattr(cygrpc, "_fork_handler_failed", False):  # gRPC says it to a log that nobody sees
-            self.stranded = "its threads did not come to rest for it"
+            self.stranded = "its threads did not come to rest, so it cannot be used here. Fork before it is in use"
         _hold_threads()
         self._under_way.clear()
         self.closing.release()
@@ -95,7 +100,7 @@ class ForkGate:
         self.calls.clear()
         self.gate.release()
         if self.open_channels > 0 and not cygrpc.is_fork_support_enabled():
-            self.stranded = "its support of forks is off"
+            self.stranded = _UNSUPPORTED
         self.open_channels = 0
 
 

@@ -480,6 +480,12 @@ def test_what_cannot_be_loaded_is_refused_and_disturbs_nobody():
     assert "rank 1 of 2" in refused(service, two[1:], num_consumers=3)
     assert "consumer 0 loads the state of rank 1" in refused(service, two[1:], num_consumers=2, consumer=0)
     assert "not of one run" in refused(service, [two[0], change(two[1], seed=4)])
+    assert "cycle_length is 4 with rank 0 and 5" in refused(service, [two[0], change(two[1], cycle_length=5)])
+    early = change(two[0], sources=[], tasks=None, done=0, later="", begun=[])
+    assert "before its rank asked for its first element, that of rank 1 later" in refused(service, [early, two[1]])
+    fresh = change(early, ranks=1)
+    assert "before its rank asked for its first" in refused(service, [fresh, change(state, done=1)])
+    assert "give each rank's once" in refused(service, [fresh, change(fresh, epoch=1)])
     service.run()
     assert len(peer.complete) == 8
 
