@@ -13,7 +13,6 @@ from typing import Any
 MEASURED_OFF_MAIN = frozenset(
     {
         "accuracy_caching",
-        "memory",
     }
 )
 """Results of commits that are not on main, or with changes beside them, from before this was looked at; they are to be
