@@ -239,7 +239,7 @@ def forking_while_sending(address):
 
 def forking_while_calling(address):
     """Fork while a call of many frames is sent, and say how the child fares and what is answered."""
-    answers = []
+    answers: list[int] = []
     with ControlChannel(address) as channel:
         say(_fork_as_it_is_sent(address, lambda: answers.append(channel.call("Length", bytes(8 << 20), int))), *answers)
 
