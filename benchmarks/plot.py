@@ -90,7 +90,7 @@ def check() -> int:
         if text not in _parts(path).get(name, "")
     ]
     if provenance.is_whole(_ROOT):
-        wrong += provenance.problems(reports, _ROOT, provenance.MEASURED_OFF_MAIN)
+        wrong += provenance.problems(reports, _ROOT)
         print("\n".join(provenance.ages(reports, _ROOT)))
     else:
         print("the history of the repository is not here, so the commits of results were not looked at")

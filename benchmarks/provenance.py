@@ -10,33 +10,23 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-MEASURED_OFF_MAIN = frozenset(
-    {
-        "accuracy_caching",
-    }
-)
-"""Results of commits that are not on main, or with changes beside them, from before this was looked at; they are to be
-measured again, and none may be added."""
 CODE = "src/millrace"
 _TOO = "; the benchmark has changed, too"
 
 
-def problems(reports: Mapping[str, Mapping[str, Any]], root: str, excused: frozenset[str]) -> list[str]:
+def problems(reports: Mapping[str, Mapping[str, Any]], root: str) -> list[str]:
     """Say what is wrong with the commits that results name.
 
     Args:
         reports: by name of the benchmark.
         root: of the repository.
-        excused: names of benchmarks whose results may come from elsewhere; one that does not is a problem, too.
     """
     found = []
     for name, report in sorted(reports.items()):
         wrong = _wrong(str(report["machine"].get("commit") or ""), root)
-        if wrong and name not in excused:
+        if wrong:
             found.append(f"{name} {wrong}: measure it again from a clean checkout of main")
-        elif not wrong and name in excused:
-            found.append(f"{name} was measured on main, so it needs no excuse")
-    return found + [f"{name} is excused, and there is no result of it" for name in sorted(excused - reports.keys())]
+    return found
 
 
 def _wrong(commit: str, root: str) -> str:

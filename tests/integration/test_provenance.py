@@ -45,20 +45,11 @@ def test_a_commit_that_is_not_on_main_is_a_problem_and_so_are_changes_and_none(r
     aside = repository.commit("src/millrace/code.py")
     repository.git("checkout", "-q", "main")
     reports = {"small": result(on_main), "far": result(aside), "dirty": result(f"{on_main}+"), "none": result(None)}
-    found = provenance.problems(reports, repository.folder, frozenset())
+    found = provenance.problems(reports, repository.folder)
     assert [line.split(":")[0] for line in found] == [
         f"dirty was measured at {on_main} with changes that are in no commit",
         f"far was measured at {aside}, which is not on main",
         "none names no commit",
-    ]
-
-
-def test_an_excuse_that_is_not_needed_is_a_problem(repository):
-    reports = {"small": result(repository.commit("benchmarks/small.py")), "far": result(None)}
-    assert provenance.problems(reports, repository.folder, frozenset({"far"})) == []
-    assert provenance.problems(reports, repository.folder, frozenset({"far", "small", "gone"})) == [
-        "small was measured on main, so it needs no excuse",
-        "gone is excused, and there is no result of it",
     ]
 
 
@@ -89,7 +80,6 @@ def test_a_page_that_says_something_else_than_a_result_fails(repository, monkeyp
     for name in ("PAGE", "GUARANTEES", "RESULTS"):
         monkeypatch.setattr(plot, name, str(Path(repository.folder, name)))
     Path(plot.RESULTS).mkdir()
-    monkeypatch.setattr(provenance, "MEASURED_OFF_MAIN", frozenset[str]())
     machine = {"cpu": "a", "cores": 2, "memory_gib": 1.0, "python": "3", "libraries": {}, "load_before": 0.0}
     measured = {"benchmark": "some", "command": "measure", "table": [["", "s"], ["a", "1"]], "machine": machine}
     machine["commit"] = repository.commit("benchmarks/some.py")
