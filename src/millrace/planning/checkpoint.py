@@ -279,15 +279,12 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
         StateError: says what differs, or whose is twice there.
     """
     first = checkpoints[0]
-    if all(each.anonymous and each.epoch == first.epoch for each in checkpoints):
-        checkpoints = [first]  # nobody had begun to read, so that each says all there is to say
     for other in checkpoints[1:]:
         if bool(first.sources) != bool(other.sources):
-            early, late = sorted((first, other), key=lambda each: bool(each.sources))
+            late = first if first.sources else other
             raise StateError(
-                f"one of the states was saved before its rank asked for its first element, that of rank {late.rank} "
-                f"later, in epoch {late.epoch} (that one was to begin epoch {early.epoch}): save all ranks' states at "
-                "the same step"
+                f"one of the states was saved before its rank had begun to read, and that of rank {late.rank} after it "
+                "had: save the states of all ranks at the same step"
             )
         of_epoch = ("tasks", "shares", "pieces", "chunks") if other.epoch == first.epoch else ()
         for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", "slots", *of_epoch):
@@ -299,7 +296,8 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
     for epoch in {each.epoch for each in checkpoints}:
         longest(each.reweighted for each in checkpoints if each.epoch == epoch)
     ranks = [checkpoint.rank for checkpoint in checkpoints]
-    if len(set(ranks)) < len(ranks):
+    unbegun = all(each.anonymous and each.epoch == first.epoch for each in checkpoints)  # each says the same
+    if len(set(ranks)) < len(ranks) and not unbegun:
         raise StateError(f"these are the states of ranks {sorted(ranks)}: give each rank's once")
 
 

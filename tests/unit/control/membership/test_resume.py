@@ -482,10 +482,11 @@ def test_what_cannot_be_loaded_is_refused_and_disturbs_nobody():
     assert "not of one run" in refused(service, [two[0], change(two[1], seed=4)])
     assert "cycle_length is 4 with rank 0 and 5" in refused(service, [two[0], change(two[1], cycle_length=5)])
     early = change(two[0], sources=[], tasks=None, done=0, later="", begun=[])
-    assert "before its rank asked for its first element, that of rank 1 later" in refused(service, [early, two[1]])
+    assert "before its rank had begun to read, and that of rank 1 after it had" in refused(service, [early, two[1]])
     fresh = change(early, ranks=1)
-    assert "before its rank asked for its first" in refused(service, [fresh, change(state, done=1)])
+    assert "before its rank had begun to read" in refused(service, [fresh, change(state, done=1)])
     assert "give each rank's once" in refused(service, [fresh, change(fresh, epoch=1)])
+    assert "seed is 11 with rank 0 and 4" in refused(service, [fresh, change(fresh, seed=4)])
     service.run()
     assert len(peer.complete) == 8
 
