@@ -11,7 +11,6 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
 from millrace.ops import nested_datasets
-from millrace.ops.nested_datasets import LONG_S, close, read_ahead
 from millrace.ops.operator import Context
 
 
@@ -111,11 +110,13 @@ class _Children:
             raise self._failure
 
     def close(self) -> None:
-        close(self._elements)
+        nested_datasets.close(self._elements)
 
     def _read(self, wanted: int) -> None:
         count = max(wanted, self._context.chunk_size() // self._sharing)
-        elements, self._ended, self._failure = read_ahead(self._elements, count, self._parent, self._context)
+        elements, self._ended, self._failure = nested_datasets.read_ahead(
+            self._elements, count, self._parent, self._context
+        )
         self._buffer, self._at = self._buffer[self._at :] + elements, 0
 
 
@@ -133,7 +134,7 @@ class _ChunkBuilder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._size, self._until = context.chunk_size(), nested_datasets.clock() + LONG_S
+        self._size, self._until = context.chunk_size(), nested_datasets.clock() + nested_datasets.LONG_S
         self._elements: list[Any] = []
         self._positions: list[int] = []
         self._children: _Children | None = None
@@ -155,5 +156,5 @@ class _ChunkBuilder:
     def flush(self) -> Iterator[Chunk]:
         if self._elements and self._children is not None:
             yield Chunk(self._elements, self._children.origin, np.array(self._positions, dtype=np.int64))
-        self._size, self._until = max(1, self._context.chunk_size()), nested_datasets.clock() + LONG_S
+        self._size, self._until = max(1, self._context.chunk_size()), nested_datasets.clock() + nested_datasets.LONG_S
         self._elements, self._positions = [], []
