@@ -62,6 +62,8 @@ def test_the_job_is_dealt_in_order_and_its_graph_makes_rounds():
     parameters = pipeline._parameters
     assert parameters["deterministic"] is True
     assert (parameters["coordinated"], parameters["cycle_length"]) == ("mix", 4)
+    chosen: Any = coordinated(cycle_length=16).__pipeline__()
+    assert chosen._parameters["cycle_length"] == 16
     root: Any = serialize.unpack(pipeline._structure).root
     assert (root.together, root.incomplete) == (3, "mix")
     assert str(made).endswith(

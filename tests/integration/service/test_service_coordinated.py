@@ -106,6 +106,15 @@ def test_one_worker_reads_as_many_tasks_at_a_time_as_may_be(service):
         check(Ranks(stack, service, tasks=80, cycle_length=64).steps(), "drop")
 
 
+@pytest.mark.parametrize("service", [1], indirect=True)
+@pytest.mark.parametrize(("cycle_length", "firsts"), [(1, [0, 12, 24, 36]), (3, [0, 60, 120, 12])])
+def test_so_many_tasks_are_read_in_turn_as_the_user_says(service, cycle_length, firsts):
+    with ExitStack() as stack:
+        dataset = mr.Dataset.range(360).batch(4)
+        steps = Ranks(stack, service, dataset, tasks=6, cycle_length=cycle_length).steps(4)
+        assert [int(step[0][0]) for step in steps] == firsts
+
+
 def test_with_hardly_any_room_and_a_worker_that_dies_no_step_is_lost_and_nobody_waits_for_ever(service_with):
     with service_with() as service, ExitStack() as stack:
         service.add(3, "--buffer-bytes", "8000")  # of rounds of up to 1500 bytes, for four slots

@@ -351,6 +351,12 @@ def test_forks_that_grpc_does_not_support_are_refused(dispatcher, peer):
         assert "multiprocessing_context='spawn'" in line
 
 
+def test_a_child_of_a_process_whose_grpc_did_not_rest_is_told_so_instead_of_waiting(dispatcher, peer):
+    with peer("forking_restless", dispatcher.address) as (_, line):
+        assert "its threads did not come to rest, so it cannot be used here" in line
+        assert "multiprocessing_context='spawn'" in line
+
+
 def test_connections_cannot_be_pickled(dispatcher):
     with ControlChannel(dispatcher.address) as channel, channel.open_session(Ping) as session:
         for thing in (channel, session):

@@ -137,6 +137,25 @@ def forking_late(address):
     channel.close()
 
 
+def forking_restless(address):
+    """As forking, while a thread of gRPC's doesn't come to rest."""
+    channel = ControlChannel(address)
+    channel.connect()
+    cygrpc._AWAIT_THREADS_TIMEOUT_SECONDS = 0.2
+    cygrpc._fork_state.active_thread_count.increment()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ControlChannel(address)
+        except ServiceError as error:
+            say(error)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    cygrpc._fork_state.active_thread_count.decrement()
+    channel.close()
+
+
 def forking_often(address):
     """Forks while other threads ask the dispatcher again and again, and says which children never came to anything."""
     over = threading.Event()

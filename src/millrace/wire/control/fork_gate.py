@@ -15,7 +15,7 @@ import grpc
 from grpc._cython import cygrpc
 
 _SENT_S = 1.0
-"""Seconds that a fork waits for messages to be sent. Where a dispatcher takes none, nothing happens meanwhile."""
+"""Seconds that a fork waits for messages to be sent, as a dispatcher that takes none must not hold it up."""
 
 _UNSUPPORTED = (
     "gRPC's support of forks is off, so it cannot be used here. Set GRPC_ENABLE_FORK_SUPPORT=1 before anything imports"
