@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import sys
 import time
 import uuid
@@ -145,8 +146,10 @@ def scaled(work: Cost, policy: str, first: int) -> dict[str, Any]:
         began = changed = time.perf_counter()
         number, plan, used_s, host_s, before = 0, 0, fleet.used_s(), 0.0, began
         changes: list[dict[str, Any]] = []
+        looks: list[dict[str, float]] = []
         while (now := time.perf_counter()) - began < LIMIT_S:
-            reading.timed(LOOK)
+            each_s = reading.timed(LOOK)
+            looks.append({"seconds": time.perf_counter() - began, "elements": 1 / each_s})
             workers = job_of(address, "reads")["workers"]
             host_s += workers["observed"] * (time.perf_counter() - before)
             before = time.perf_counter()
@@ -161,7 +164,15 @@ def scaled(work: Cost, policy: str, first: int) -> dict[str, Any]:
         found = {"settled_s": time.perf_counter() - began, "host_s": host_s, "core_s": fleet.used_s() - used_s}
         found |= measured(reading, fleet)
         workers = job_of(address, "reads")["workers"]
-        return {"workers": workers["observed"], **found, "why": workers["why"], "changes": changes}
+        return {"workers": workers["observed"], **found, "why": workers["why"], "changes": changes, "looks": looks}
+
+
+def reached_s(looks: Sequence[dict[str, float]], rate: float) -> float | None:
+    """Seconds until a training first read at a rate for two looks in a row, at the end of the first; None: never."""
+    for first, second in itertools.pairwise(looks):
+        if min(first["elements"], second["elements"]) >= rate:
+            return first["seconds"]
+    return None
 
 
 def knee(rates: dict[int, float]) -> int:
@@ -180,10 +191,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         policies = {}
         for policy, (kind, first) in POLICIES.items():
             policies[policy] = scaled(work, kind, first)
-            short = {key: each for key, each in policies[policy].items() if key != "changes"}
+            short = {key: each for key, each in policies[policy].items() if key not in ("changes", "looks")}
             print(f"  {policy}: {short}", flush=True)
         rates = {workers: each["elements"] for workers, each in fixed.items()}
-        found[name] = {"fixed": fixed, "knee": knee(rates), "best": max(rates.values()), "policies": policies}
+        best = max(rates.values())
+        for each in policies.values():
+            each["reached_s"] = reached_s(each["looks"], REACHED * best)
+        found[name] = {"fixed": fixed, "knee": knee(rates), "best": best, "policies": policies}
     return {
         "modelled": "the training (a wait), the store's answer (a wait), and hosts: quotas of one machine's cores",
         "hosts": fleet_how(),
@@ -202,11 +216,14 @@ def fleet_how() -> str:
 
 def table(found: dict[str, Any]) -> list[list[str]]:
     """For the page: what each policy settled on."""
-    rows = [["an element", "knee", "policy", "workers", "of the best rate", "cores used", "seconds until then"]]
+    rows = [["an element", "knee", "policy", "workers", "of the best rate", "cores used"]]
+    rows[0] += [f"seconds to {100 * REACHED:.0f} % of the best rate", "seconds to settle"]
     for name, work in found.items():
         for policy, each in work["policies"].items():
             share, cores = each["elements"] / work["best"], each["cores"]
-            figures = [str(each["workers"]), f"{share:.2f}", f"{cores:.2f}", f"{each['settled_s']:.0f}"]
+            figures = [str(each["workers"]), f"{share:.2f}", f"{cores:.2f}"]
+            reached = "never" if each["reached_s"] is None else f"{each['reached_s']:.0f}"
+            figures += [reached, f"{each['settled_s']:.0f}"]
             rows.append([name, str(work["knee"]), policy, *figures])
     return rows
 

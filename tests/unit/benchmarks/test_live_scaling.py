@@ -2,7 +2,7 @@
 
 import pytest
 from benchmarks.papers.drawings import live_scaling
-from benchmarks.papers.live_scaling import aims, knee, table
+from benchmarks.papers.live_scaling import aims, knee, reached_s, table
 
 
 def test_curves_and_where_policies_ended_are_drawn(tmp_path):
@@ -24,7 +24,14 @@ def test_the_knee_is_the_fewest_workers_that_are_nearly_as_good_as_the_best():
     [(3, 98.0, [True, True]), (3, 90.0, [False, True]), (5, 98.0, [True, False]), (4, 95.0, [True, True])],
 )
 def test_an_aim_is_missed_by_too_slow_or_too_many(workers, elements, met):
-    ours = {"workers": workers, "elements": elements, "cores": 0.5, "settled_s": 12.0}
+    ours = {"workers": workers, "elements": elements, "cores": 0.5, "reached_s": 7.0, "settled_s": 12.0}
     found = {"computes": {"knee": 3, "best": 100.0, "policies": {"millrace": ours}}}
     assert [each["met"] for each in aims(found)] == met
-    assert table(found)[1] == ["computes", "3", "millrace", str(workers), f"{elements / 100:.2f}", "0.50", "12"]
+    assert table(found)[1] == ["computes", "3", "millrace", str(workers), f"{elements / 100:.2f}", "0.50", "7", "12"]
+
+
+def test_a_rate_is_reached_where_two_looks_in_a_row_have_it():
+    looks = [{"seconds": 2.0 * place, "elements": rate} for place, rate in enumerate([40.0, 99.0, 60.0, 96.0, 97.0])]
+    assert reached_s(looks, 95.0) == 6.0
+    assert reached_s(looks, 98.0) is None
+    assert reached_s([], 95.0) is None
