@@ -1,11 +1,12 @@
 """All experiments of the papers, one after the other, and which of their aims were met.
 
-    python -m benchmarks.papers [--only NAME ...] [--within MINUTES] [--folder FOLDER] [--cifar FOLDER] [--list]
+    python -m benchmarks.papers [--only NAME ...] [--within MINUTES] [--folder FOLDER]
+                                [--cifar FOLDER] [--recordings FOLDER] [--list]
 
-Each runs in a process of its own and writes its figures into a folder, where those that are on
-``docs/performance.md`` lie. They say how many seconds it took; ``--list`` shows these, and ``--within`` leaves out what
-took longer, or was not timed yet: ``--within 2`` is a size for each night. The exit status is 1 where an aim
-was missed or an experiment failed.
+Each runs in a process of its own, with the arguments of ``docs/performance.md``, and writes its figures into a folder,
+where those on that page lie. They say how many seconds it took; ``--list`` shows these, and ``--within`` leaves out
+what took longer, or was not timed yet: ``--within 2`` is a size for each night. The exit status is 1 where an aim was
+missed or an experiment failed.
 """
 
 from __future__ import annotations
@@ -25,14 +26,29 @@ from benchmarks.machine import gpus
 from benchmarks.targets import TARGETS
 
 RESULTS = Path(__file__).parents[1] / "results"
-NEED_CIFAR = {
-    "chunk_accuracy": ("--cifar",),
-    "deli": ("--cifar",),
-    "accelerator_trainings": ("--cifar",),
-    "batch_creation": ("--pictures",),
-    "trainings": ("--cifar",),
+CIFAR, RECORDINGS = "cifar", "recordings"
+DATA = {
+    "accelerator_trainings": {CIFAR: "--cifar", RECORDINGS: "--recordings"},
+    "batch_creation": {CIFAR: "--pictures"},
+    "chunk_accuracy": {CIFAR: "--cifar"},
+    "coordinated": {RECORDINGS: "--data"},
+    "coordinated_kills": {RECORDINGS: "--data"},
+    "deli": {CIFAR: "--cifar"},
+    "trainings": {CIFAR: "--cifar", RECORDINGS: "--recordings"},
 }
-"""Experiments on the pictures of CIFAR-10, with the option that names their folder."""
+"""Data that experiments can use, and the option of each that names their folder; without, most make some."""
+VARIANTS = {"coordinated_kills": "coordinated"}
+"""Experiments that are another one's module with arguments of their own."""
+ARGUMENTS = {
+    "accelerator_trainings": ["--limit", "40"],
+    "batch_creation": ["--count", "4000"],
+    "coordinated_kills": ["--kill"],
+    "figure10": ["--jobs", "1", "8", "64"],
+    "full_cache": ["--rounds", "3", "--mb", "512", "--passes", "3"],
+    "hungriest": ["--seconds", "90"],
+    "put_epoch": ["--rounds", "9", "--elements", "300"],
+}
+"""Sizes that are on the page where these aren't an experiment's own."""
 PARTS = frozenset(
     {
         "__main__",
@@ -48,10 +64,10 @@ PARTS = frozenset(
     }
 )
 """Modules that are commands because experiments run them."""
-WITHOUT = frozenset({"chunk_accuracy"})
-"""Of these, those that have nothing else to run on."""
-NEED_GPU = frozenset({"accelerator_trainings"})
-"""Experiments that are left out where there is no GPU."""
+NEED_DATA = frozenset({"chunk_accuracy"})
+"""Experiments that have nothing else to run on."""
+NEED_GPU = frozenset({"accelerator_trainings", "chunk_accuracy"})
+"""Experiments that are left out where there is no GPU: without one they take days, or mean nothing."""
 
 
 class Outcome(NamedTuple):
@@ -78,13 +94,13 @@ class Outcome(NamedTuple):
 
 
 def experiments() -> list[str]:
-    """Names of all modules here that answer a question on the command line."""
+    """Names of all modules here that answer a question on the command line, and of their variants."""
     found = []
     for module in pkgutil.iter_modules(papers.__path__):
         text = (Path(papers.__path__[0]) / f"{module.name}.py").read_text()
         if "\nif __name__ == " in text and module.name not in PARTS:
             found.append(module.name)
-    return sorted(found)
+    return sorted([*found, *VARIANTS])
 
 
 def judged(name: str, report: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -98,26 +114,35 @@ def judged(name: str, report: Mapping[str, Any]) -> tuple[list[str], int]:
     count = len(report.get("aims") or ())
     if count == 0 and "rounds" in report:  # those that the page judges
         for target in TARGETS:
-            if target.benchmark == f"papers.{name}" and (value := target.value(report)) is not None:
+            if target.benchmark == f"papers.{module_of(name)}" and (value := target.value(report)) is not None:
                 count += 1
                 missed += [] if target.met(value) else [f"{target.question}: {value:.3g}"]
     return missed, count
 
 
-def lacking(name: str, cifar: str) -> str:
+def module_of(name: str) -> str:
+    """Name of the module of an experiment."""
+    return VARIANTS.get(name, name)
+
+
+def lacking(name: str, data: Mapping[str, str]) -> str:
     """What an experiment can't run without and isn't here; empty: nothing."""
     if name in NEED_GPU and not gpus():
         return "a GPU"
-    return "--cifar" if name in WITHOUT and not cifar else ""
+    missing = [f"--{each}" for each in DATA.get(name, ()) if not data.get(each)]
+    return " and ".join(missing) if name in NEED_DATA else ""
 
 
-def arguments_of(name: str, cifar: str) -> list[str] | None:
-    """Arguments of an experiment; None if it can't run without what isn't here."""
-    if lacking(name, cifar):
-        return None
-    if name in NEED_CIFAR and cifar:
-        return [*NEED_CIFAR[name], cifar]
-    return []
+def arguments_of(name: str, data: Mapping[str, str]) -> list[str]:
+    """Arguments of an experiment.
+
+    Args:
+        name: as of :func:`experiments`.
+        data: folder of each kind of data that is there.
+    """
+    options = DATA.get(name, {}).items()
+    given = [word for kind, option in options if data.get(kind) for word in (option, data[kind])]
+    return given + ARGUMENTS.get(name, [])
 
 
 def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
@@ -125,7 +150,7 @@ def run(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
     path = folder / f"{name}.json"
     before = path.stat().st_mtime_ns if path.exists() else None
     began = time.perf_counter()
-    command = [sys.executable, "-m", f"benchmarks.papers.{name}", *arguments, "--json", str(path)]
+    command = [sys.executable, "-m", f"benchmarks.papers.{module_of(name)}", *arguments, "--json", str(path)]
     status = subprocess.run(command, check=False).returncode
     seconds = time.perf_counter() - began
     if not path.exists() or path.stat().st_mtime_ns == before:
@@ -160,8 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--within", type=float, metavar="MINUTES", help="only those that took no longer when last run")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="for the figures (default: %(default)s)")
     parser.add_argument(
-        "--cifar", default="", metavar="FOLDER", help="the pictures of CIFAR-10, a folder for each class"
+        "--cifar", default="", metavar="FOLDER", help="CIFAR-10: train/<class>/*.jpg and test/<class>/*.jpg"
     )
+    parser.add_argument("--recordings", default="", metavar="FOLDER", help="spoken digits, WAV files")
     parser.add_argument("--list", action="store_true", help="says what there is, and how long it took")
     options = parser.parse_args(arguments)
     took = {name: known_seconds(name, RESULTS) for name in options.only}
@@ -174,13 +200,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options.folder.mkdir(parents=True, exist_ok=True)
     outcomes = []
+    data = {CIFAR: options.cifar, RECORDINGS: options.recordings}
     for name in took:
-        given = arguments_of(name, options.cifar)
-        if given is None:
-            print(f"{name} is left out: it needs {lacking(name, options.cifar)}", flush=True)
+        if needed := lacking(name, data):
+            print(f"{name} is left out: it needs {needed}", flush=True)
             continue
         print(f"== {name}", flush=True)
-        outcomes.append(run(name, given, options.folder))
+        outcomes.append(run(name, arguments_of(name, data), options.folder))
         print(said(outcomes[-1]), flush=True)
     print("\n" + "\n".join(map(said, outcomes)))
     minutes, wrong = sum(each.seconds for each in outcomes) / 60, sum(not each.right for each in outcomes)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.papers.chunk_accuracy --cifar DIR [--seeds N] [--epochs N] [--json FILE]
 
-DIR has CIFAR-10 as ``train.tar.gz`` and ``test.tar.gz``, of files ``train/<class>/<number>.jpg``, which a pipeline
-would list class after class. A ResNet-9 learns them in three orders, with the same initial weights and the same
+DIR has CIFAR-10 as files ``train/<class>/<number>.jpg`` and ``test/<class>/<number>.jpg``, which a pipeline would list
+class after class. A ResNet-9 learns them in three orders, with the same initial weights and the same
 augmentations, step by step, for each seed:
 
 - "all shuffled": each epoch is a permutation of all images, as the plan of a service has it without chunks;
@@ -29,10 +29,10 @@ import itertools
 import os
 import statistics
 import sys
-import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,30 +196,23 @@ def chunk_orders(plan: ChunkedPlan, epochs: int, seed: int) -> list[list[int]]:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def read_pictures(path: str, limit: int = 0) -> tuple[npt.NDArray[np.uint8], Numbers]:
-    """Decode the pictures of a tar file, sorted by name.
+def read_pictures(folder: str, limit: int = 0) -> tuple[npt.NDArray[np.uint8], Numbers]:
+    """Decode the pictures of a folder, sorted by class and name.
 
     Args:
-        path: of files ``<set>/<class>/<number>.jpg``, all of 32 times 32 pixels.
+        folder: of files ``<class>/<number>.jpg``, all of 32 times 32 pixels.
         limit: so many of them at most, equally far apart in the listing; 0: all.
 
     Returns:
         uint8 of shape (n, 32, 32, 3), and the number of each one's class.
     """
-    with tarfile.open(path) as members:
-        files = sorted((member.name, member) for member in members if member.isfile())
-        classes = {name: number for number, name in enumerate(sorted({name.split("/")[-2] for name, _ in files}))}
-        if limit:
-            files = [files[at * len(files) // limit] for at in range(min(limit, len(files)))]
-        # In the order in which they lie there: going back in a compressed file means to read it from its start on.
-        data = {}
-        for member in sorted((member for _, member in files), key=lambda each: each.offset):
-            content = members.extractfile(member)
-            assert content is not None
-            data[member.name] = content.read()
+    files = sorted(Path(folder).glob("*/*.jpg"))
+    classes = {name: number for number, name in enumerate(sorted({file.parent.name for file in files}))}
+    if limit:
+        files = [files[at * len(files) // limit] for at in range(min(limit, len(files)))]
     with ThreadPoolExecutor(cores()) as pool:
-        images = np.stack(list(pool.map(_decode, (data[name] for name, _ in files))))
-    return images, np.array([classes[name.split("/")[-2]] for name, _ in files])
+        images = np.stack(list(pool.map(_decode, (file.read_bytes() for file in files))))
+    return images, np.array([classes[file.parent.name] for file in files])
 
 
 def _decode(data: bytes) -> npt.NDArray[np.uint8]:
@@ -232,7 +225,7 @@ class Images:
     """All images, on the device that trains.
 
     Args:
-        folder: of the two tar files.
+        folder: of the folders ``train`` and ``test``.
         limit: as of :func:`read_pictures`, of each of them.
     """
 
@@ -240,11 +233,11 @@ class Images:
         import torch
 
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        images, labels = read_pictures(os.path.join(folder, "train.tar.gz"), limit)
+        images, labels = read_pictures(os.path.join(folder, "train"), limit)
         edges = ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
         self.padded = torch.from_numpy(np.pad(images, edges, "reflect")).to(self.device)
         self.labels = torch.from_numpy(labels).to(self.device)
-        tests, answers = read_pictures(os.path.join(folder, "test.tar.gz"), limit)
+        tests, answers = read_pictures(os.path.join(folder, "test"), limit)
         self.tests, self.answers = torch.from_numpy(tests).to(self.device), torch.from_numpy(answers).to(self.device)
         self._mean = torch.tensor(images.mean((0, 1, 2)), dtype=torch.float32, device=self.device)
         self._spread = torch.tensor(images.std((0, 1, 2)), dtype=torch.float32, device=self.device)
@@ -440,7 +433,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs as the command line says; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.chunk_accuracy", description=QUESTION)
-    parser.add_argument("--cifar", required=True, metavar="DIR", help="folder of train.tar.gz and test.tar.gz")
+    parser.add_argument(
+        "--cifar", required=True, metavar="DIR", help="CIFAR-10: train/<class>/*.jpg and test/<class>/*.jpg"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=5, help="with one, nothing is aimed at")
     parser.add_argument("--batch", type=int, default=512)

@@ -1,6 +1,7 @@
 """The command that runs all experiments: which there are, and what it makes of their figures."""
 
 import json
+import shlex
 
 import pytest
 from benchmarks.papers import __main__ as command
@@ -26,18 +27,39 @@ def test_an_aim_in_the_figures_is_judged_and_one_of_the_page_too():
         assert (bool(missed), aims >= 1) == (not met, True)
 
 
-def test_what_needs_the_pictures_is_left_out_without_them():
-    assert command.arguments_of("chunk_accuracy", "") is None
-    assert command.arguments_of("chunk_accuracy", "here") == ["--cifar", "here"]
-    assert command.arguments_of("deli", "") == []
+def test_data_that_are_there_are_named_to_what_can_use_them():
+    data = {"cifar": "pictures", "recordings": "digits"}
+    assert command.arguments_of("trainings", data) == ["--cifar", "pictures", "--recordings", "digits"]
+    assert command.arguments_of("trainings", {"recordings": "digits"}) == ["--recordings", "digits"]
+    assert command.arguments_of("coordinated_kills", data) == ["--data", "digits", "--kill"]
+    assert command.arguments_of("deli", {"cifar": ""}) == []
 
 
-def test_what_needs_a_gpu_is_left_out_where_there_is_none(monkeypatch):
-    for found, arguments in (([], None), (["a GPU"], ["--cifar", "here"])):
-        monkeypatch.setattr(command, "gpus", lambda found=found: found)
-        assert command.arguments_of("accelerator_trainings", "here") == arguments
-        assert command.lacking("accelerator_trainings", "here") == ("" if found else "a GPU")
+def test_what_needs_a_gpu_or_data_is_left_out_where_there_are_none(monkeypatch):
     assert "accelerator_rank" not in command.experiments()
+    monkeypatch.setattr(command, "gpus", list)
+    assert command.lacking("accelerator_trainings", {}) == "a GPU"
+    assert command.lacking("deli", {}) == ""
+    monkeypatch.setattr(command, "gpus", lambda: ["a GPU"])
+    assert command.lacking("accelerator_trainings", {}) == ""
+    assert command.lacking("chunk_accuracy", {"recordings": "here"}) == "--cifar"
+    assert command.lacking("chunk_accuracy", {"cifar": "here"}) == ""
+
+
+def test_the_page_shows_what_this_command_runs():
+    data = {"cifar": "DIR", "recordings": "DIR"}
+    options = {option for each in command.DATA.values() for option in each.values()}
+    shown = {}
+    for path in command.RESULTS.glob("*.json"):
+        report = json.loads(path.read_text())
+        if report["benchmark"].startswith("papers.") and path.stem in command.experiments():
+            words = shlex.split(report["command"])[3:]
+            shown[path.stem] = sorted(
+                "DIR" if before in options else word for before, word in zip(["", *words], words, strict=False)
+            )
+    assert len(shown) > 40
+    for name, words in shown.items():
+        assert words == sorted([*command.arguments_of(name, data), "--json", f"benchmarks/results/{name}.json"]), name
 
 
 @pytest.mark.parametrize(
