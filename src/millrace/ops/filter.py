@@ -12,6 +12,7 @@ from millrace.elements.chunk import Chunk
 from millrace.errors import PipelineError
 from millrace.graph.nodes import Filter
 from millrace.ops.operator import Context
+from millrace.ops.slow_functions import begin_slowly
 
 _BOOLS = {bool, np.bool_}
 
@@ -22,7 +23,7 @@ def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterat
     Raises:
         PipelineError: if the predicate returns anything but a bool, ``np.bool_`` or array of one bool.
     """
-    for chunk in map(step(node, context), inputs[0]):
+    for chunk in map(step(node, context), begin_slowly(inputs[0])):
         if chunk.elements or chunk.failure is not None:
             yield chunk
 

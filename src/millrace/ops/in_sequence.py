@@ -18,6 +18,7 @@ from millrace.errors import PipelineError
 from millrace.graph.nodes import AssertCardinality, Scan, TakeWhile, Unique
 from millrace.ops.filter import as_bool, as_bools
 from millrace.ops.operator import Context
+from millrace.ops.slow_functions import begin_slowly
 
 _KEY_BYTES = 120
 """Memory of a key that is remembered: its object, and its place in a set that is half full."""
@@ -39,7 +40,7 @@ def run_take_while(node: TakeWhile, inputs: list[Iterator[Chunk]], context: Cont
             ended = not as_bool(predicate(element, **rng), label)
         return not ended
 
-    for chunk in inputs[0]:
+    for chunk in begin_slowly(inputs[0]):
         indices, results, failure = context.call(replace(node.fn, value=holds), chunk)
         found, wrong = as_bools(results, label)
         stop = found.index(False) if False in found else len(found)
@@ -71,7 +72,7 @@ def run_scan(node: Scan, inputs: list[Iterator[Chunk]], context: Context) -> Ite
         state, output = found
         return output
 
-    for chunk in inputs[0]:
+    for chunk in begin_slowly(inputs[0]):
         indices, results, failure = context.call(replace(node.fn, value=advance), chunk)
         if results or failure is not None:
             yield chunk.keep(range(len(chunk)) if indices is None else indices, results, failure)

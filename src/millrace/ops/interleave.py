@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
-from millrace.ops import nested_datasets
+from millrace.ops import nested_datasets, slow_functions
 from millrace.ops.operator import Context
 
 
@@ -134,7 +134,7 @@ class _ChunkBuilder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._size, self._until = context.chunk_size(), nested_datasets.clock() + nested_datasets.LONG_S
+        self._size, self._until = context.chunk_size(), slow_functions.clock() + slow_functions.LONG_S
         self._elements: list[Any] = []
         self._positions: list[int] = []
         self._children: _Children | None = None
@@ -150,11 +150,11 @@ class _ChunkBuilder:
         self._children = children
         self._elements += elements
         self._positions.extend(range(position, position + len(elements)))
-        if len(self._elements) >= self._size or nested_datasets.clock() > self._until:
+        if len(self._elements) >= self._size or slow_functions.clock() > self._until:
             yield from self.flush()
 
     def flush(self) -> Iterator[Chunk]:
         if self._elements and self._children is not None:
             yield Chunk(self._elements, self._children.origin, np.array(self._positions, dtype=np.int64))
-        self._size, self._until = max(1, self._context.chunk_size()), nested_datasets.clock() + nested_datasets.LONG_S
+        self._size, self._until = max(1, self._context.chunk_size()), slow_functions.clock() + slow_functions.LONG_S
         self._elements, self._positions = [], []

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from millrace.elements.chunk import Chunk
+from millrace.ops import slow_functions
 from millrace.ops.operator import Context
 
 _ENDED, _MORE = object(), object()
-LONG_S = 0.05
-"""Seconds after which what is there goes on, as the next element may take as long, or not come at all."""
-clock = time.perf_counter
 
 
 def read_ahead(
@@ -29,10 +26,10 @@ def read_ahead(
     taken: list[Any] = []
 
     def advance() -> object:
-        until = clock() + LONG_S
+        until = slow_functions.clock() + slow_functions.LONG_S
         for element in islice(elements, count):
             taken.append(element)
-            if clock() > until:
+            if slow_functions.clock() > until:
                 return _MORE
         return _MORE if len(taken) == count else _ENDED
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.elements.chunk import Origin
 from millrace.errors import ElementError, PipelineError
 from millrace.graph import nodes
-from millrace.ops import nested_datasets
+from millrace.ops import slow_functions
 
 cuts = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -68,7 +68,7 @@ def test_chunks_have_the_size_asked_for(driver, fn):
 
 def test_elements_that_take_long_wait_for_no_others(driver, fn, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(nested_datasets, "clock", lambda: now[0])
+    monkeypatch.setattr(slow_functions, "clock", lambda: now[0])
 
     def slow(number):
         for second in (0, 0, 0, 1, 1, 0, 0):
