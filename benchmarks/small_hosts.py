@@ -93,7 +93,7 @@ class ControlGroups1(Fleet):
     def close(self) -> None:
         """Remove the groups."""
         for folder in self._folders:
-            folder.rmdir()
+            _remove_all(folder)
 
 
 class ControlGroups2(Fleet):
@@ -136,7 +136,7 @@ class ControlGroups2(Fleet):
 
     def close(self) -> None:
         """Remove the groups."""
-        self._folder.rmdir()
+        _remove_all(self._folder)
 
 
 class Turns(Fleet):
@@ -203,6 +203,13 @@ def _remove(group: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         threading.Event().wait(PERIOD_S)
     group.rmdir()
+
+
+def _remove_all(fleet: Path) -> None:
+    """Remove a fleet's group, and those in it that whoever made them was stopped too early to remove."""
+    for folder in [each for each in fleet.iterdir() if each.is_dir()]:
+        _remove(folder)
+    _remove(fleet)
 
 
 def children(pid: int) -> list[int]:

@@ -55,3 +55,15 @@ def test_who_leaves_children_behind_is_ended_with_them(fleet):
             pass
     assert process.returncode == -signal.SIGKILL
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in found)
+
+
+@pytest.mark.parametrize("kind", [ControlGroups1, ControlGroups2])
+def test_a_fleet_that_ends_takes_the_hosts_that_are_left_with_it(kind):
+    try:
+        fleet = kind(f"test-{time.time_ns()}")
+    except OSError as error:
+        pytest.skip(f"this machine has no such control groups: {error}")
+    with subprocess.Popen(BUSY) as process:
+        fleet.add("host", 0.5, process.pid)
+        fleet.close()
+        assert process.wait() == -signal.SIGKILL
