@@ -205,6 +205,14 @@ def far_store(folder: str, round_trip_s: float, bytes_per_s: float = 0.0, *, par
         yield FarStore(server, made, {**near, **_endpoint(port)}, {**near, **_endpoint(made.port)})
 
 
+@contextlib.contextmanager
+def another_link(store: FarStore) -> Iterator[FarStore]:
+    """The same store behind a link of its own, which is like the store's."""
+    port = int(store.near["AWS_ENDPOINT_URL"].rpartition(":")[2])
+    with link(port, store.link.round_trip_s, store.link.bytes_per_s) as made:
+        yield dataclasses.replace(store, link=made, far={**store.near, **_endpoint(made.port)})
+
+
 def _environment(port: int) -> dict[str, str]:
     return {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_REGION": "us-east-1", **_endpoint(port)}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.far_store import BUCKET, far_store
+from benchmarks.far_store import BUCKET, FarStore, another_link, far_store
 from benchmarks.machine import machine
 from benchmarks.papers.deli import (
     BATCH,
@@ -109,16 +110,19 @@ def read_speeds(folder: str, count: int) -> dict[str, float]:
 
 
 def run_all(ways: Ways, setting: Setting, round_trip_s: float, together: int = 1) -> dict[str, list[float]]:
-    """Miss rates of each way, by epoch; so many ways at a time, each with a store and a link of its own."""
+    """Miss rates of each way, by epoch; so many ways at a time, each with a link of its own to the store."""
 
-    def run_one(name: str) -> list[float]:
-        with far_store(setting.folder, round_trip_s, BYTES_PER_S if round_trip_s else 0.0) as store:
-            rates = [epoch["miss_rate"] for epoch in run_ranks(store, way_of(setting, ways[name]))["epochs"]]
+    def run_one(store: FarStore, name: str) -> list[float]:
+        with another_link(store) as own:
+            rates = [epoch["miss_rate"] for epoch in run_ranks(own, way_of(setting, ways[name]))["epochs"]]
         print(f"  {name:32} {', '.join(f'{rate:.1%}' for rate in rates)}", flush=True)
         return rates
 
-    with ThreadPoolExecutor(together) as pool:
-        return dict(zip(ways, pool.map(run_one, ways), strict=True))
+    with (
+        far_store(setting.folder, round_trip_s, BYTES_PER_S if round_trip_s else 0.0) as store,
+        ThreadPoolExecutor(together) as pool,
+    ):
+        return dict(zip(ways, pool.map(functools.partial(run_one, store), ways), strict=True))
 
 
 def run_trial(trial: int, samples: int) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:

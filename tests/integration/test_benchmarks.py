@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from benchmarks import accuracy, accuracy_caching, packing
+from benchmarks.far_store import BUCKET, another_link, far_store
 from benchmarks.harness import FailedError, sample
 from benchmarks.papers import accelerator_trainings, costs, read_cost, stragglers, trainings
+from obstore.store import S3Store
 
 from millrace import LocalService
 from millrace.blocks.stores.file_store import FileStore
@@ -295,6 +297,26 @@ def test_deli(tmp_path: Path):
     assert 40 < asked["50/50"] <= 90  # a cache of four samples, and batches of twenty
     assert trial["ways"]["bucket"]["sent"] > 2 * trial["bytes"]
     assert len(found["aims"]) == 4
+
+
+def test_several_links_lead_to_one_store_and_count_apart(tmp_path: Path):
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    (folder / "a").write_bytes(bytes(1000))
+    with far_store(str(folder), 0.01) as store, another_link(store) as one, another_link(store) as other:
+        for far in (one, one, other):
+            found = S3Store(
+                BUCKET,
+                endpoint=far.far["AWS_ENDPOINT_URL"],
+                access_key_id=far.far["AWS_ACCESS_KEY_ID"],
+                secret_access_key=far.far["AWS_SECRET_ACCESS_KEY"],
+                region=far.far["AWS_REGION"],
+                client_options={"allow_http": True},
+            ).get("a")
+            assert len(found.bytes()) == 1000
+        assert [each.link.requests for each in (store, one, other)] == [0, 2, 1]
+        assert one.link.sent > other.link.sent > 1000
+        assert one.link.round_trip_s == other.link.round_trip_s == 0.01
 
 
 @pytest.mark.nightly
