@@ -187,6 +187,17 @@ def test_one_that_is_ended_has_not_died_though_it_is_killed(caplog):
     assert caplog.messages == [f"worker w{number} is given up: it was silent for 12.5 s" for number in range(10)]
 
 
+def test_those_that_do_not_come_back_while_all_are_ended_are_no_news(caplog):
+    async def story(cluster, fleet):
+        await fleet.close()
+        fleet.stop(["a", "b"], "did not come back within 0.5 s")
+        await asyncio.sleep(0)
+        assert cluster.stopped == []
+
+    play(story, 2)
+    assert caplog.messages == []
+
+
 def test_while_workers_keep_dying_those_that_leave_are_not_replaced_any_sooner():
     async def story(cluster, fleet):
         for number in range(3):

@@ -99,10 +99,12 @@ class WorkerPool:
 
     def stop(self, workers: list[str], reason: str) -> None:
         """End the processes of these, if they are the cluster's, for what ``reason`` says of each."""
+        if self._closed:
+            return  # all of them are being ended, so it is no news that they are not there
         for worker in workers:
             _logger.warning("worker %s is given up: it %s", worker, reason)
         self._stopped.extend(workers)
-        if self._cluster is not None and not self._closed:
+        if self._cluster is not None:
             self._run(self._cluster.stop, workers)
 
     def leaves(self, worker: str) -> None:
