@@ -262,8 +262,16 @@ class Arena:
         self._addresses = [segment.mapping.address for segment in ordered], ordered
 
     def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
+        if self._warned:
+            return
+        self._warned = True
+        if len(self._segments) >= MAX_SEGMENTS:
+            _logger.info(
+                "all %d pieces of shared memory are in use, by small batches or elements that wait for consumers, or"
+                " that these keep; whenever that is so, others are copied to them",
+                MAX_SEGMENTS,
+            )
+        else:
             _logger.warning(
                 "all %d MiB of shared memory are in use, probably by consumers that keep batches; whenever that is so,"
                 " batches are copied to them. To give the worker more: --buffer-bytes",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millrace.elements import shared
-from millrace.elements.shared import LEAST_BYTES, Arena, BorrowedSegments
+from millrace.elements.shared import LEAST_BYTES, MAX_SEGMENTS, Arena, BorrowedSegments
 from millrace.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
@@ -314,6 +314,21 @@ def test_a_full_arena_gives_ordinary_memory_and_says_so_once(caplog):
     assert "--buffer-bytes" in caplog.text
     del held
     assert not arena.allocate((SIZE,), np.dtype(np.uint8)).flags.owndata
+
+
+def test_an_arena_of_as_many_pieces_as_there_may_be_blames_no_bytes(caplog):
+    arena = Arena(1 << 30)
+    with caplog.at_level(logging.INFO):
+        held = [arena.take(4096) for _ in range(MAX_SEGMENTS)]
+        assert all(each is not None for each in held)
+        assert arena.take(4096) is None
+        assert arena.take(4096) is None
+    (record,) = caplog.records
+    assert record.levelname == "INFO"  # nothing is to be done about it
+    assert f"{MAX_SEGMENTS} pieces" in record.message
+    assert "--buffer-bytes" not in record.message
+    held.clear()
+    assert arena.take(4096) is not None
 
 
 @contextlib.contextmanager
