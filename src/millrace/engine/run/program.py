@@ -58,8 +58,7 @@ class Program:
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
-        reads: reads of far sources; None: of its own. Whoever gives them closes them.
-        tier: a cache before the stores, for its own reads: see :class:`~millrace.sources.reads.Reads`; None: none.
+        tier: a cache before the stores: see :class:`~millrace.sources.reads.Reads`; None: none.
         consecutive: whether one consumer in this process takes the tasks one after the other. Then whoever runs them is
             to do the prefetch at the end, over all of them: :attr:`ending`.
 
@@ -82,7 +81,6 @@ class Program:
         chunks: int = 0,
         threads: int | None = None,
         allocate: Allocate = np.empty,
-        reads: Reads | None = None,
         tier: SourceTier | None = None,
         consecutive: bool = False,
         _pool: ThreadPool | None = None,
@@ -112,7 +110,6 @@ class Program:
         self._far = [] if _pool else [number for number, node in graph.sources() if reads_far(node)]
         self._parts: dict[int, Reads] = {}
         self._pooled = PooledReads(graph, at_hand=_pool is not None, tier=tier)
-        self._reads = reads or self._pooled.reads
         self._lock = threading.RLock()
 
     def run(
@@ -223,7 +220,7 @@ class Program:
             elements, size, *seconds = rows[self._running.id_of(node)]
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
             done = self._parts[number].account if number in self._far and number in self._parts else None
-            flying = self._reads.in_flight.level if done is not None else 0
+            flying = self._pooled.reads.in_flight.level if done is not None else 0
             threads = flying or self._operator_threads[number].level
             measure = NodeMeasure(
                 number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying, **padding[number]
@@ -294,7 +291,7 @@ class Program:
         """Return the reads of a source, which may hold as many bytes as an operator."""
         with self._lock:
             if number not in self._parts:
-                self._parts[number] = self._reads.part(self.budget.each)
+                self._parts[number] = self._pooled.reads.part(self.budget.each)
             return self._parts[number]
 
     def _task(
