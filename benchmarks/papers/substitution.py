@@ -5,8 +5,8 @@
 Jobs are plain torch loops in processes of their own, each with its own permutation of the same objects in each epoch.
 They read from a real store through an emulated link, with a ``CachedDataset`` in one folder and a ``PrefetchSampler``
 each, in the order of their own sampler or with ``look_ahead``. A job alone does the same. A step's computing is a wait
-that uses no core: the link has what one job computes in half as long, and not what several do. Bytes are those that
-the store has sent.
+that uses no core: the link has what one job computes in two thirds of the time, and not what several do. Bytes are
+those that the store has sent.
 
 What was aimed at, in medians over trials: that of several jobs the store sends each at most 0.4 of its data in an
 epoch, which takes two thirds of the time of their own order at most, and that a tenth of their reads misses the cache
