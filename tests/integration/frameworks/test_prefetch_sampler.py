@@ -217,6 +217,14 @@ def test_each_rank_of_a_data_parallel_training_has_the_samples_of_its_sampler(tm
         assert [epoch[number] for epoch in epochs] == [list(sampler) for sampler in plain]
 
 
+def test_the_number_of_an_epoch_goes_through_a_sampler_of_batches(cache):
+    cached = CachedDataset(Squares(40), cache)
+    inner: DistributedSampler[int] = DistributedSampler(cached, num_replicas=2, rank=0)
+    sampler = PrefetchSampler(BatchSampler(inner, 8, drop_last=False), cached)
+    sampler.set_epoch(5)
+    assert inner.epoch == 5
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_what_fetches_ahead_ends_with_the_loop_however_that_ends(end, tmp_path):
     with started(tmp_path, 0, 0) as loop:

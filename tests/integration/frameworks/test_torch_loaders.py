@@ -85,6 +85,33 @@ class TestInProcess:
         assert sorted(values(loader)) == ALL
         assert sorted(values(loader)) == ALL
 
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_a_pass_with_the_seed_of_an_earlier_one_is_the_next_epoch_all_the_same(self, persistent):
+        dataset = pipeline().torch()
+        epochs = []
+        for _ in range(3):
+            torch.manual_seed(7)
+            loader = load(dataset, persistent=persistent)
+            epochs += [values(loader), values(loader)]
+        assert [sorted(epoch) for epoch in epochs] == [ALL] * 6
+        assert len(set(map(tuple, epochs))) == 6
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_a_loader_goes_back_to_a_state_and_on_from_there(self, persistent):
+        loader = load(pipeline().torch(), persistent=persistent, kind=StatefulDataLoader)
+        epochs, state = [], None
+        for number in range(5):
+            batches = []
+            for batch in loader:
+                batches.append(batch)
+                if (number, len(batches)) == (1, 10):
+                    state = loader.state_dict()
+            epochs.append(values(batches))
+        assert state is not None
+        loader.load_state_dict(state)
+        assert sorted(epochs[1][: 10 * 32] + values(loader)) == ALL
+        assert [values(loader) for _ in range(3)] == epochs[2:]
+
     def test_two_loaders_at_once(self):
         dataset = pipeline().torch()
         pairs = list(zip(load(dataset), load(dataset), strict=True))
@@ -184,6 +211,15 @@ class TestDistributed:
                 values(distributed),
             ]
         assert [sorted(each) for each in passes] == [ALL] * len(passes)
+
+    def test_a_pass_with_the_seed_of_an_earlier_one_is_the_next_epoch(self):
+        with pipeline().distribute(workers=1) as distributed:
+            dataset, epochs = distributed.torch(), []
+            for _ in range(3):
+                torch.manual_seed(7)
+                epochs.append(values(load(dataset)))
+        assert [sorted(epoch) for epoch in epochs] == [ALL] * 3
+        assert epochs[0] != epochs[1] != epochs[2]
 
     def test_loaders_at_once_are_told_apart(self):
         with pipeline().distribute(workers=1) as distributed:

@@ -2,6 +2,7 @@
 
 import gc
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -57,6 +58,16 @@ def test_shares_memory_of_what_arrived_and_keeps_it():
 
 
 class TestLeaves:
+    @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+    def test_small_floats_are_those_of_torch_over_the_same_memory(self, name):
+        array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+        (tensor,) = mr.Dataset.from_list([array]).torch()
+        assert tensor.dtype is getattr(torch, name)
+        assert tensor.data_ptr() == array.ctypes.data
+        assert tensor.to(torch.float32).tolist() == [[0, 1, 2], [3, 4, 5]]
+        turned = to_tensor(array[:, ::-1])
+        assert turned.to(torch.float32).tolist() == [[2, 1, 0], [5, 4, 3]]
+
     def test_everything_but_numeric_arrays_stays(self):
         element = {"s": "text", "b": b"bytes", "n": None, "i": 3, "f": 0.5, "t": (True, [np.float32(2)])}
         (found,) = mr.Dataset.from_list([element]).torch()

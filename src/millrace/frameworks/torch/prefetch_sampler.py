@@ -105,10 +105,16 @@ class PrefetchSampler(Sampler[Any]):
         return len(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the number of an epoch on to the sampler, as a ``DistributedSampler`` needs it."""
-        inner = getattr(self.sampler, "set_epoch", None)
-        if inner is not None:
-            inner(epoch)
+        """Pass the number of an epoch on to the sampler, or to the one that makes its batches of indices.
+
+        A ``DistributedSampler`` needs it.
+        """
+        sampler: Any = self.sampler
+        while sampler is not None:
+            if (inner := getattr(sampler, "set_epoch", None)) is not None:
+                inner(epoch)
+                return
+            sampler = getattr(sampler, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Say how far the newest pass has come, for torchdata's ``StatefulDataLoader``.

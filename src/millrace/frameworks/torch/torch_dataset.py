@@ -63,16 +63,27 @@ def _with_jagged(element: Any) -> Any:
     return parts if isinstance(element, list) else getattr(type(element), "_make", tuple)(parts)
 
 
+_REGISTERED = 2
+"""What numpy says of a dtype that another package has made, as ml_dtypes those of bfloat16 and float8."""
+_INTEGERS = {1: np.dtype(np.int8), 2: np.dtype(np.int16)}
+
+
 def to_tensor(leaf: Any) -> Any:
     """Make a tensor over the memory of a numeric array; arrays of strings become lists, everything else stays.
 
     Copies where torch cannot view: read-only memory, other byte orders, strides that are negative or no multiple of
-    the item size. Arrays of dtypes that torch has not (dates, records, long double) stay arrays.
+    the item size. bfloat16 and float8 are those of the package ml_dtypes. Arrays of dtypes that torch has not (dates,
+    records, long double) stay arrays.
     """
     if not isinstance(leaf, np.ndarray):
         return leaf
     if leaf.dtype.kind in "USO":
         return leaf.tolist()
+    if leaf.dtype.isbuiltin == _REGISTERED:
+        small, integer = getattr(torch, leaf.dtype.name, None), _INTEGERS.get(leaf.dtype.itemsize)
+        if integer is None or not isinstance(small, torch.dtype) or not small.is_floating_point:
+            return leaf
+        return to_tensor(leaf.view(integer)).view(small)
     if leaf.dtype.kind not in "biufc" or leaf.dtype.char in "gG":
         return leaf
     if not leaf.dtype.isnative:
@@ -84,7 +95,10 @@ def to_tensor(leaf: Any) -> Any:
 
 _KEPT = 64
 """Passes of which the number is remembered: as many may go on at a time."""
-_PASS = np.dtype([("mark", np.uint64), ("number", np.int64)])
+_WORKERS = 1024
+"""Workers of a loader that are told apart."""
+_PASS = np.dtype([("mark", np.uint64), ("number", np.int64), ("of", np.int64), ("came", np.uint8, _WORKERS // 8)])
+"""A pass: its mark, the number of its epoch, its workers, and a bit for each of these that has begun it."""
 _SEED = _KEPT * _PASS.itemsize
 """Where the file holds the seed of a loaded state, behind the passes."""
 
@@ -93,8 +107,9 @@ class _Epochs:
     """Numbering of epochs that is alike in all workers of a DataLoader, which may remember nothing between epochs.
 
     torch gives all workers of one pass the same base seed; with the number of passes that a worker has seen itself
-    (workers may be persistent) it identifies the pass. Passes and the epochs they got stand in a file without a name,
-    which all these processes have open: the first of a pass takes the next number, the others find it there. The
+    (workers may be persistent) it marks the pass. Passes and the epochs they got stand in a file without a name,
+    which all these processes have open: the first of a pass takes the next number, the others find it there. Who sets
+    torch's seed anew, or goes back to a state, has the same mark again; but no worker takes part in one pass twice. The
     file's lock goes with the process that holds it, however it ends.
     """
 
@@ -106,8 +121,9 @@ class _Epochs:
 
     def _rewind(self, number: int, seed: int | None) -> None:
         """Have the pass that begins next be epoch ``number`` of a run with this seed."""
-        passes = np.array([(0, number - 1)] * _KEPT, _PASS).tobytes()
-        os.pwrite(self._file, passes + msgspec.msgpack.encode(seed), 0)
+        passes = np.zeros(_KEPT, _PASS)
+        passes["number"] = number - 1
+        os.pwrite(self._file, passes.tobytes() + msgspec.msgpack.encode(seed), 0)
 
     @property
     def seed(self) -> int | None:
@@ -125,18 +141,24 @@ class _Epochs:
         """
         info = get_worker_info()
         self._passes += 1
-        mark = 0 if info is None else derive(info.seed - info.id, self._passes)
+        mark, of, (byte, bit) = 0, 1, divmod(0 if info is None else info.id % _WORKERS, 8)
+        if info is not None:
+            mark, of = derive(info.seed - info.id, self._passes), info.num_workers
         with self._locked():
             passes = self._read()
-            known = passes["number"][passes["mark"] == mark]
-            if mark and len(known):
-                return int(known[0])
-            if loaded:
-                self._rewind(least, loaded[0].seed)
-                passes = self._read()
-            number = max(int(passes["number"].max()) + 1, least)
-            os.pwrite(self._file, np.array((mark, number), _PASS).tobytes(), number % _KEPT * _PASS.itemsize)
-            return number
+            awaited = (passes["mark"] == mark) & (passes["of"] == of) & (passes["came"][:, byte] & 1 << bit == 0)
+            if mark and awaited.any():
+                place = int(np.where(awaited, passes["number"], -1).argmax())
+            else:
+                if loaded:
+                    self._rewind(least, loaded[0].seed)
+                    passes = self._read()
+                number = max(int(passes["number"].max()) + 1, least)
+                place = number % _KEPT
+                passes[place] = mark, number, of, 0
+            passes["came"][place, byte] |= 1 << bit
+            os.pwrite(self._file, passes[place].tobytes(), place * _PASS.itemsize)
+            return int(passes["number"][place])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -147,7 +169,7 @@ class _Epochs:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _read(self) -> Any:
-        return np.frombuffer(os.pread(self._file, _KEPT * _PASS.itemsize, 0), _PASS)
+        return np.frombuffer(os.pread(self._file, _KEPT * _PASS.itemsize, 0), _PASS).copy()
 
     def __getstate__(self) -> tuple[int, int, Any]:
         # A child that is being spawned gets the file; whoever else gets a copy begins a numbering of its own.
