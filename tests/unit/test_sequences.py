@@ -111,6 +111,12 @@ class TestSequences:
         assert list(map(type, Dataset.from_list([1, np.int64(1), np.float64(2), 2.0]).unique())) == [int, np.float64]
         assert len(list(Dataset.from_list([np.int64(3), 3, np.arange(2), np.arange(2)]).unique())) == 2
 
+    def test_neither_the_order_of_keys_nor_the_sign_of_zero_makes_a_difference(self):
+        pair = np.array([1, -0.0], np.float32)
+        same = [{"a": 0.0, "b": pair}, {"b": abs(pair), "a": -0.0}, {"a": 0.0, "b": pair}]
+        found = list(Dataset.from_list([*same, {"a": pair, "b": 0.0}]).unique())
+        assert [type(element["a"]) for element in found] == [float, np.ndarray]
+
     def test_what_is_remembered_is_bounded(self):
         dataset = Dataset.range(5000).unique().with_options(buffer_bytes=500_000)
         with pytest.raises(

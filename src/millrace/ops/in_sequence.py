@@ -9,6 +9,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -138,8 +139,8 @@ def _key(element: Any, label: str) -> Hashable:
 def _hash(element: Any, update: Callable[[bytes], None], label: str) -> None:
     if isinstance(element, dict):
         update(b"{%d" % len(element))
-        for key, value in element.items():
-            update(repr(key).encode("utf-8", "surrogatepass"))
+        for name, value in sorted(((repr(key), value) for key, value in element.items()), key=itemgetter(0)):
+            update(name.encode("utf-8", "surrogatepass"))
             _hash(value, update, label)
     elif isinstance(element, list | tuple):
         update(b"%s%d" % (b"[" if isinstance(element, list) else b"(", len(element)))
@@ -156,5 +157,7 @@ def _hash(element: Any, update: Callable[[bytes], None], label: str) -> None:
                 f"{label} compares arrays, numbers, str and bytes, and cannot compare a {type(element).__name__}: "
                 "convert it in a map() before"
             )
+        if array.dtype.kind in "fc":
+            array = array + array.dtype.type(0)  # a zero with a sign equals one without
         update(f"{array.dtype.str}{array.shape}".encode())
         update(np.ascontiguousarray(array).tobytes())

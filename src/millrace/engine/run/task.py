@@ -481,8 +481,14 @@ class NodeContext(Context):
         kept: list[int] = []
         elements: list[Any] = []
         for index in range(len(positions)):
-            keep, found = self.guard(chunk, index, partial(fetch, positions[index : index + 1]))
+            keep, found = self.guard(chunk, index, partial(_one, fetch, positions[index : index + 1]))
             if keep:
                 kept.append(index)
-                elements += found if isinstance(found, list) else [found]
+                elements.append(found)
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
+
+
+def _one(fetch: Callable[[Array], list[Any]], position: Array) -> Any:
+    """Fetch one element, which may itself be a list."""
+    (element,) = fetch(position)
+    return element

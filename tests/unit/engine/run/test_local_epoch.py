@@ -381,6 +381,8 @@ def test_an_item_that_fails_is_named_skipped_or_replaced():
     assert [len(batch) for batch in dataset.batch(5).with_options(on_error="skip")] == [5, 5, 5, 4]
     replaced = dataset.batch(5).with_options(on_error=lambda error: -1)
     assert [batch.tolist() for batch in replaced][1] == [5, 6, -1, 8, 9]
+    instead: list[Any] = [7, []]
+    assert list(dataset.with_options(on_error=lambda error: instead))[6:9] == [6, instead, 8]
 
 
 def test_a_list_is_no_function_that_may_fail():
