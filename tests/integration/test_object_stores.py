@@ -199,6 +199,9 @@ class Site(http.server.SimpleHTTPRequestHandler):
         if troubles.get("secret") and "key=1%2F2" not in self.path:
             self.send_error(403)
             return
+        if troubles.get("signed to read") and not body:
+            self.send_error(403)
+            return
         if troubles.get("busy", 0) > 0:
             troubles["busy"] -= 1
             self.send_error(503)
@@ -217,7 +220,8 @@ class Site(http.server.SimpleHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(stop - start))
-        self.send_header("ETag", '"1"')
+        if not troubles.get("no etag"):
+            self.send_header("ETag", '"1"')
         self.end_headers()
         if body and troubles.get("hang up", 0) > 0:
             troubles["hang up"] -= 1
@@ -283,6 +287,23 @@ def test_a_signature_in_the_query_is_kept(site: Server) -> None:
     assert read_all(node) == RECORDS
     with pytest.raises(SourceError, match=r"a\.tfrecord: access denied$"):
         expand([site.url + "a.tfrecord"])
+
+
+def test_a_url_that_is_signed_for_reading_alone_is_read(site: Server, files: Path) -> None:
+    site.troubles["signed to read"] = 1
+    assert read_all(nodes.FromTFRecords(patterns=(site.url + "a.tfrecord",))) == RECORDS
+    (found,) = expand([site.url + "a.tar"])
+    assert found.size == (files / "a.tar").stat().st_size
+    assert found.version == '"1"'
+    site.troubles["secret"] = 1
+    with pytest.raises(SourceError, match=r"a\.tar: access denied$"):
+        expand([site.url + "a.tar"])
+
+
+def test_a_server_that_says_no_version_gives_none(site: Server) -> None:
+    site.troubles["no etag"] = 1
+    assert storage.stat(site.url + "a.tar").version == ""
+    assert read_all(nodes.FromTFRecords(patterns=(site.url + "a.tfrecord",))) == RECORDS
 
 
 def test_patterns_need_a_listing(site: Server) -> None:

@@ -16,6 +16,7 @@ from millrace.sources.concurrent_calls import in_order
 from millrace.sources.file_list import FileList
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.storage import FileInfo
+from millrace.sources.stores import StoreAccessDeniedError
 
 _LOOKED_AT = 1000
 _AT_ONCE = 1024
@@ -137,6 +138,11 @@ def _http(url: str) -> FileInfo:
     # "?" begins a query here; the rest cannot be meant as anything but a pattern if the file is not there.
     try:
         return storage.stat(url)
+    except StoreAccessDeniedError as denied:
+        try:
+            return storage.stat_by_reading(url)
+        except (SourceError, NotImplementedError):
+            raise denied from None
     except SourceNotFoundError as error:
         if "*" in url:
             raise PipelineError(

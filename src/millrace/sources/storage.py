@@ -163,6 +163,14 @@ def stat(location: str) -> FileInfo:
         return _found(location, obstore.head(store, key))
 
 
+def stat_by_reading(location: str) -> FileInfo:
+    """Look up a remote file as :func:`stat` does, by reading a byte of it: some URLs are signed for reading only."""
+    import obstore
+
+    with remote(location) as (store, key):
+        return _found(location, obstore.get(store, key, options={"range": (0, 1)}).meta)
+
+
 def stat_local(path: str) -> FileInfo:
     """Look up a path as :func:`stat` does."""
     try:
@@ -185,8 +193,11 @@ def _found(location: str, meta: Any) -> FileInfo:
 
 
 def version_of(meta: Any) -> str:
-    """Version of a file by what its store says about it: the etag, else when it was written, and its size."""
-    return meta["e_tag"] or modified_and_size(meta)
+    """Version of a file by what its store says about it: the etag, else when it was written, and its size.
+
+    Empty if the store says neither, as web servers may: obstore has 1970 for a time that it wasn't told.
+    """
+    return meta["e_tag"] or (modified_and_size(meta) if meta["last_modified"].timestamp() else "")
 
 
 def modified_and_size(meta: Any) -> str:
