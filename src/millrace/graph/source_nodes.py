@@ -70,6 +70,12 @@ class FromCSV(Source, op="from_csv"):
     delimiter: str = ","
     compression: str | None = None
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether which columns are read, and their types, follow from no file."""
+        wanted = self.names if self.columns is None else self.columns
+        return wanted is not None and {*wanted} <= {*(self.types or {})}
+
 
 class FromFixedLengthRecords(Source, op="from_fixed_length_records"):
     """Records of one length as elements: ``bytes``."""

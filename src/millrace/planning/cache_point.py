@@ -59,7 +59,7 @@ def fixed_notice(point: CachePoint) -> str:
     )
 
 
-SEMANTICS = 1
+SEMANTICS = 2
 """Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 
 _CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle, g.Sample, g.Reservoir)

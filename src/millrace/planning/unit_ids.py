@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from millrace.graph import nodes as g
 from millrace.graph.operator_graph import Graph
+from millrace.graph.source_nodes import FromCSV
 from millrace.planning.orders import EpochOrders
 from millrace.planning.random_keys import mix, mix_array
 from millrace.planning.split_table import SplitTable
@@ -23,6 +24,8 @@ Identities = npt.NDArray[np.uint64]
 """Identities of n units: uint64 of shape (n, 2)."""
 
 _LANES = np.array([mix(1), mix(2)], np.uint64)
+_SURELY_ROWS_BYTES, _FIRST_SPLITS = 64 << 10, 64
+"""Bytes of a piece of a CSV file that has rows, and not a line of names only; and pieces that are looked at at most."""
 
 
 def itemised(units: UnitMap, number: int) -> bool:
@@ -124,8 +127,21 @@ def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: 
     which = at if starts is None else np.searchsorted(starts, at, side="right") - 1
     pieces, where = np.unique(which, return_inverse=True)
     splits = [table.splits[index] for index in pieces.tolist()]
-    found = _named([f"{split.location}\0{split.version}\0{split.start}\0{split.stop}" for split in splits])[where]
+    first = "" if not isinstance(node, FromCSV) or node.is_typed else _beginning(table)
+    found = _named([f"{split.location}\0{split.version}\0{split.start}\0{split.stop}{first}" for split in splits])[
+        where
+    ]
     return found if starts is None else _with(found, at - starts[which])
+
+
+def _beginning(table: SplitTable) -> str:
+    """Name what the columns and types of all CSV files of a listing follow from: its first rows, wherever they are."""
+    names = list[str]()
+    for split in table.splits[:_FIRST_SPLITS]:
+        names.append(f"\0{split.location}\0{split.version}")
+        if split.bytes >= _SURELY_ROWS_BYTES:
+            break
+    return "".join(names)
 
 
 def _named(names: list[str]) -> Identities:

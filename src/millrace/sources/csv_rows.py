@@ -1,7 +1,8 @@
 """CSV source (``Dataset.from_csv``): one element per row, a dict by column.
 
 Files are cut at byte ranges between lines, so that a value in quotes must not hold the end of a line. Types that the
-user has not given are those of the first MiB of the first file, the same for all workers; a missing number is None.
+user has not given are those of the first MiB of the first file, the same for all workers; a missing number is None, and
+"nan" in a column of floats is a value.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class _Rows:
         for split in self._blocks.splits:
             names = self._names(split)
             _check_has("types", given, names, split)
-            block = next(iter(self._blocks.read(split)), None)
+            block = next(iter(self._blocks.read(self._blocks.widened(split))), None)
             for batch in [] if block is None else self._parse(split, block, names, names, given):
                 assert block is not None
                 self._check_whole_numbers(split, block, names, {*batch.schema.names} - {*given}, batch)
@@ -160,8 +161,30 @@ class _Rows:
                 f"{split.location}, in the lines from byte {block.at} on: {str(error).strip()}. Say what a column "
                 "holds with types={...}"
             ) from None
-        found: list[Any] = table.combine_chunks().to_batches()
+        found: list[Any] = self._with_nan(table.combine_chunks(), data, names).to_batches()
         return found
+
+    def _with_nan(self, table: Any, data: bytes, names: list[str]) -> Any:
+        """Make "nan", which Arrow takes for a missing value in each column, a value in those of floats."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from pyarrow import csv as arrow_csv
+
+        floats = [each.name for each in table.schema if pa.types.is_floating(each.type) and table[each.name].null_count]
+        if not floats:
+            return table
+        written = arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            arrow_csv.ParseOptions(delimiter=self._node.delimiter),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(floats, pa.string()), include_columns=floats),
+        ).combine_chunks()
+        for name in floats:
+            is_nan = pc.match_substring_regex(written[name], r"^\s*[-+]?nan\s*$", ignore_case=True)
+            kind = table.schema.field(name).type
+            values = pc.if_else(is_nan, pa.scalar(float("nan"), kind), table[name])
+            table = table.set_column(table.schema.get_field_index(name), pa.field(name, kind), values)
+        return table
 
 
 def _check_has(argument: str, wanted: Iterable[str], names: list[str], split: Split) -> None:

@@ -111,6 +111,13 @@ class LineBlocks:
         if held:
             yield TextBlock(held + self._rest_of_line(split, at, held), at)
 
+    def widened(self, split: Split) -> Split:
+        """Make a split as long as a block, if its file is."""
+        if split.stop < 0:
+            return split
+        stop = max(split.stop, min(split.start + _BLOCK_BYTES, self._ends[split.location]))
+        return msgspec.structs.replace(split, stop=stop)
+
     def first_line(self, split: Split) -> bytes:
         """Read the first line of a split's file, with its end."""
         entry = Entry(

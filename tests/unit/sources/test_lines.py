@@ -137,6 +137,41 @@ def test_types_are_given_or_those_of_the_first_file(tmp_path):
         list(Dataset.from_csv(both))
 
 
+def test_nan_is_a_value_in_a_column_of_floats_and_missing_in_others(tmp_path):
+    (tmp_path / "a.csv").write_text("x,n,s\n1.5,1,nan\nnan,nan,NaN\n,,\n-NaN,2,b\n")
+    rows = list(Dataset.from_csv(str(tmp_path / "a.csv")))
+    assert [row["n"] for row in rows] == [1, None, None, 2]
+    assert [row["s"] for row in rows] == ["nan", "NaN", "", "b"]
+    assert [str(row["x"]) for row in rows] == ["1.5", "nan", "None", "nan"]
+    assert [str(row["x"]) for row in Dataset.from_csv(str(tmp_path / "a.csv"), columns=["x"], types={"x": float})] == [
+        "1.5",
+        "nan",
+        "None",
+        "nan",
+    ]
+
+
+def test_types_are_those_of_the_first_mib_however_files_are_cut(tmp_path):
+    numbers = range(100_000, 130_000)
+    (tmp_path / "a.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers) + "0.5\n")
+    assert [row["x"] for row in Dataset.from_csv(str(tmp_path / "a.csv"))] == [*map(float, numbers), 0.5]
+
+
+def test_what_is_kept_of_files_is_not_used_where_another_first_file_gives_other_types(tmp_path):
+    (tmp_path / "b.csv").write_text("x\n1\n2\n")
+    kept, files = str(tmp_path / "kept"), str(tmp_path / "*.csv")
+    numbers = [{"x": 1}, {"x": 2}]
+    assert list(Dataset.from_csv(files).cache(kept)) == numbers
+    (tmp_path / "c.csv").write_text("x\n3\n")
+    assert list(Dataset.from_csv(files).cache(kept)) == [*numbers, {"x": 3}]
+    (tmp_path / "a.csv").write_text("x\n")
+    assert list(Dataset.from_csv(files).cache(kept)) == [*numbers, {"x": 3}]
+    (tmp_path / "ab.csv").write_text("x\nabc\n")
+    words = [{"x": word} for word in ("abc", "1", "2", "3")]
+    assert list(Dataset.from_csv(files)) == words
+    assert list(Dataset.from_csv(files).cache(kept)) == words
+
+
 def test_rows_are_what_tf_data_makes_of_them(tmp_path):
     (tmp_path / "a.csv").write_bytes(csv_of([{"n": n, "f": n / 3, "s": f"a,{n}"} for n in range(5)]))
     theirs = tf.data.experimental.CsvDataset(
