@@ -187,6 +187,33 @@ def test_a_file_that_changes_after_it_was_listed(write, source, change, tmp_path
             list(dataset)
 
 
+@pytest.mark.parametrize("rows", [5, 200], ids=["shorter", "longer"])
+@pytest.mark.parametrize("kind", ["csv", "text", "gzip", "parquet"])
+def test_a_file_that_is_written_anew_after_it_was_listed(kind, rows, tmp_path):
+    def write(count):
+        text = "".join(f"{1000 * count + number}\n" for number in range(count)).encode()
+        path = tmp_path / f"a.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"x": range(count)}), path, row_group_size=10)
+        else:
+            path.write_bytes(gzip.compress(text) if kind == "gzip" else text)
+        return str(path)
+
+    sources = {
+        "csv": lambda path: mr.Dataset.from_csv(path, names=["x"]),
+        "text": mr.Dataset.from_text,
+        "gzip": lambda path: mr.Dataset.from_text(path, compression="GZIP"),
+        "parquet": mr.Dataset.from_parquet,
+    }
+    path = write(13)
+    dataset = sources[kind](path)
+    assert len(list(dataset)) == 13
+    write(rows)
+    with pytest.raises(mr.SourceChangedError, match=rf"{re.escape(path)} has changed since it was listed"):
+        list(dataset)
+    assert len(list(sources[kind](path))) == rows
+
+
 @pytest.mark.parametrize("on_error", ["skip", lambda error: b""], ids=["skip", "function"])
 def test_damaged_data_is_never_skipped(on_error, read, tmp_path):
     path = tfrecords(tmp_path / "a.tfrecord.gz", 50, compress=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from millrace.errors import MillraceError, PipelineError, SourceCorruptError, SourceNotFoundError
+from millrace.errors import MillraceError, PipelineError, SourceChangedError, SourceCorruptError, SourceNotFoundError
 from millrace.graph.source_nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
@@ -28,7 +28,7 @@ from millrace.sources.reads import Reads, joined
 from millrace.sources.rows import to_rows
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.storage import FileInfo
-from millrace.sources.store_requests import Entry
+from millrace.sources.store_requests import LIST_ANEW, Entry
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 64 << 10
@@ -197,6 +197,12 @@ class _Parquet:
             return
         footer = self._footer(split).result()
         metadata = footer.metadata
+        groups = metadata.num_row_groups
+        if split.start >= groups or metadata.row_group(split.start).num_rows != split.count:
+            raise SourceChangedError(
+                f"{split.location} has changed since it was listed: its row group {split.start} had {split.count} rows,"
+                f" and it has {groups} row groups now, of {metadata.num_rows} rows in all. {LIST_ANEW}"
+            )
         unreadable = _corrupt_if_unreadable(split.location, split.start)
         check = self._checks.of(split) if self._checks is not None else None
         with unreadable, contextlib.closing(_open(self._reads, footer.file, checked=check is not None)) as file:

@@ -162,13 +162,13 @@ def _check(entry: Entry, meta: Any) -> None:
             listed += f", version {entry.version}"
         found = f"{meta['size']} bytes, version {storage.version_of(meta)}"
         raise SourceChangedError(
-            f"{entry.location} has changed since it was listed: it had {listed}, and has {found}. {_AGAIN}"
+            f"{entry.location} has changed since it was listed: it had {listed}, and has {found}. {LIST_ANEW}"
         )
     if not same_size:  # an answer that was cut on its way
         raise PassingError(f"{entry.location}: the store sent {meta['size']} of its {entry.size} bytes")
 
 
-_AGAIN = (
+LIST_ANEW = (
     "Data must stay as they are while they are read: put it back, or write what is new under new names; to read what "
     "is there now, list it anew by making the dataset again (on a service, as a job of another name)"
 )
@@ -200,6 +200,6 @@ def _told(entry: Entry, error: SourceError, failures: int) -> SourceError:
             return error
         size = f" with {entry.size} bytes" if entry.size >= 0 else ""
         return SourceNotFoundError(
-            f"{error}, though it was listed{size}: it was deleted, or never became visible. {_AGAIN}"
+            f"{error}, though it was listed{size}: it was deleted, or never became visible. {LIST_ANEW}"
         )
     return SourceError(f"{error}. It was asked for {failures} times in {read_retries.PATIENCE_S:.0f} s and more")
