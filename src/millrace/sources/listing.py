@@ -30,7 +30,7 @@ def expand(patterns: Sequence[str]) -> list[FileInfo]:
     """Expand paths, URLs and patterns to files: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
-    exists as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot be
+    exists as written is not looked at for special characters, unless it is of a store and has a ``*``. Folders never match. Over ``http(s)://``, which cannot be
     listed, only braces are expanded.
 
     Raises:
@@ -199,22 +199,30 @@ def _match_remote(pattern: str) -> Iterator[FileInfo]:
     match = language.compile_glob(rest).match
     folders: set[str] = set()
     empty: list[FileInfo] = []
+    held: list[FileInfo] | None = [] if "*" not in rest else None
     found = False
     for file in storage.list_folder(folder, recursive="/" in rest or "**" in rest):
         above = file.location.rpartition("/")[0]
         while len(above) > len(folder) and above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
+        if file.location == pattern and held is not None:  # it exists as written, and is no pattern then
+            yield file
+            return
         if match(file.location, len(folder)):
             if file.size:
                 found = True
-                yield file
+                if held is None:
+                    yield file
+                else:
+                    held.append(file)
             else:
                 empty.append(file)
     # Consoles mark a folder by an empty object of its name.
     files = [file for file in empty if file.location not in folders]
     if not (found or files):
         raise SourceNotFoundError(f"{pattern!r} matches no file: {_reach_remote(folder, rest)}")
+    yield from held or ()
     yield from files
 
 

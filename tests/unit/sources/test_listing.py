@@ -71,6 +71,15 @@ def test_a_path_that_exists_is_taken_as_written(tree):
     assert names(["val/{odd}[1].jpg"]) == ["val/{odd}[1].jpg"]
 
 
+def test_so_is_a_key_of_a_store(bucket):
+    for name in ("b/a[1].txt", "b/a1.txt", "b/c?.txt", "b/cd.txt"):
+        storage.write(bucket + name, b"data")
+    assert names([bucket + "b/a[1].txt"]) == [bucket + "b/a[1].txt"]
+    assert names([bucket + "?/c?.txt"]) == [bucket + "b/c?.txt", bucket + "b/cd.txt"]
+    assert names([bucket + "b/c?.txt"]) == [bucket + "b/c?.txt"]
+    assert names([bucket + "b/[ab][1].txt"]) == [bucket + "b/a1.txt"]
+
+
 def test_file_urls_and_home(tree, monkeypatch):
     monkeypatch.setenv("HOME", str(tree))
     assert names([f"file://{tree}/train/*.jpg"]) == [f"{tree}/train/a.jpg", f"{tree}/train/b.jpg"]
