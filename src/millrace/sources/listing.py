@@ -30,8 +30,8 @@ def expand(patterns: Sequence[str]) -> list[FileInfo]:
     """Expand paths, URLs and patterns to files: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
-    exists as written is not looked at for special characters, unless it is of a store and has a ``*``. Folders never match. Over ``http(s)://``, which cannot be
-    listed, only braces are expanded.
+    exists as written is not looked at for special characters, unless it is of a store and has a ``*``. Folders never
+    match. Over ``http(s)://``, which cannot be listed, only braces are expanded.
 
     Raises:
         PipelineError: there is no pattern, or one is none that can be read.
