@@ -567,6 +567,27 @@ def test_a_leaving_worker_that_gets_done_in_time_is_released():
     assert not [event for event in service.events if isinstance(event, WorkerLost | TaskReleased)]
 
 
+def test_a_worker_that_has_left_and_is_started_anew_under_its_name_is_another_one():
+    service, _ = started(FakePlan(4), workers=2)
+    leave(service, "w0", 30.0)
+    service.run()
+    assert service.workers["w0"].stopped
+    service.say(inp.WorkerSessionLost("w0"))
+    worker = service.add_worker("w0", pid=4711)
+    assert not worker.stopped
+    known = service.state.workers["w0"]
+    assert (known.pid, known.draining, known.released) == (4711, False, False)
+
+
+def test_a_worker_that_died_and_is_started_anew_under_its_name_has_died():
+    service, _ = started(FakePlan(4), workers=2)
+    held = {lease.ref.task for lease in service.workers["w0"].leases.values()}
+    assert held
+    service.say(inp.WorkerSessionLost("w0"))
+    service.add_worker("w0", pid=4711)
+    assert {event.task for event in service.events if isinstance(event, TaskDied)} == held
+
+
 def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
     service, peer = started(FakePlan(4), workers=2)
     stuck = {lease.ref.task for lease in service.workers["w0"].leases.values()}

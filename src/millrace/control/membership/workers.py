@@ -58,6 +58,9 @@ def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRA
         tx.act(EndService(older))
         return
     known = tx.state.workers.get(message.worker)
+    if known is not None and _is_succeeded(known, message):
+        lost(tx, known, f"has ended, and process {message.pid} has its name now")
+        known = None
     cache_capacity.greeted(tx, message.worker)
     cores = max(1, message.cores)
     tx.emit(
@@ -93,6 +96,12 @@ def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRA
             finished(tx, worker.id, msgspec.structs.replace(ended, left_out=entry.left_out))
         discard_outputs(tx, job, number, task)
     _ask_again(tx, worker)
+
+
+def _is_succeeded(known: Worker, message: msg.WorkerHello) -> bool:
+    """Whether another process says hello under the name of a worker that has gone, e.g. as it was started anew."""
+    gone = known.lost_at is not None or known.released
+    return gone and (known.host, known.pid) != (message.host, message.pid)
 
 
 def _ask_again(tx: Transaction, worker: Worker) -> None:
