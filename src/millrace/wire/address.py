@@ -11,6 +11,7 @@ from typing import Any
 from millrace.errors import AddressInUseError, ServiceError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK6 = "::1"
 WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not listened on)
 """Hosts to listen on that mean all networks of a machine; nobody can connect to them from another one."""
 
@@ -50,6 +51,18 @@ def _complaint(address: str) -> str:
     if not re.search(r":[0-9]+/?$", rest):
         return "the port is missing" if ":" not in rest or rest.endswith((":", "]")) else "the port is not a number"
     return "the host is malformed"
+
+
+def dialled(address: str) -> str:
+    """Address to connect to, as ``host:port``: on this host where somebody listens on all networks.
+
+    Raises:
+        ServiceError: ``address`` is malformed.
+    """
+    host, port = parse_address(address)
+    if host in WILDCARDS:
+        host = LOOPBACK6 if ":" in host else LOOPBACK
+    return format_address(host, port)
 
 
 def format_address(host: str, port: int) -> str:

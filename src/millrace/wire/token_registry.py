@@ -158,6 +158,8 @@ class TokenRegistry:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
             raise ServiceError(f"it has more than {MOST_BYTES:,} bytes")
+        if not text and self._entries:
+            raise ServiceError("it is empty, as while it is being written. To have no tokens, leave a comment in it")
         return _stamp(found), parse_tokens(text.decode())
 
 

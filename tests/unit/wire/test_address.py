@@ -1,7 +1,7 @@
 import pytest
 
 from millrace.errors import ServiceError
-from millrace.wire.address import format_address, is_loopback, parse_address
+from millrace.wire.address import dialled, format_address, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,20 @@ def test_what_is_none(text, complaint):
     message = str(caught.value)
     assert message.startswith(f"{text!r} is not an address: {complaint}")
     assert message.endswith("an address is HOST:PORT or grpc://HOST:PORT, e.g. grpc://dispatcher:5050 or [::1]:5050")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("0.0.0.0:5050", "127.0.0.1:5050"),
+        ("[::]:5050", "[::1]:5050"),
+        (":5050", "127.0.0.1:5050"),
+        ("grpc://dispatcher:5050", "dispatcher:5050"),
+        ("[2001:db8::7]:1", "[2001:db8::7]:1"),
+    ],
+)
+def test_who_listens_everywhere_is_reached_on_this_host(address, expected):
+    assert dialled(address) == expected
 
 
 def test_loopback():

@@ -1,6 +1,7 @@
 """Tokens: what is kept of them, what a file of them may say, and what happens as it changes."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,8 @@ def test_other_rights_have_the_peer_come_back(file):
 
 def test_a_mistake_changes_nothing_and_is_logged_once(file, caplog):
     registry = TokenRegistry(str(file))
-    for spoil in (lambda: write(file, "[[token]"), file.unlink, lambda: write(file, entry("newer") + "x")):
+    spoils = "[[token]", "", entry("newer") + "x"
+    for spoil in (*(partial(write, file, text) for text in spoils), file.unlink):
         caplog.clear()
         spoil()
         for _ in range(3):

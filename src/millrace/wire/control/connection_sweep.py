@@ -43,19 +43,21 @@ class ConnectionSweep:
         self.lobby = Lobby[str](SECONDS, PER_ADDRESS, MOST)
         self._port = port
         self._known: set[str] = set()
+        self._let_in = 0
         self._seen: set[str] = set()
 
     def let_in(self, peer: str) -> None:
         """Note that a peer, as gRPC writes it, is known from now on."""
         name = _plain(peer)
+        self._let_in += name not in self._known
         self._known.add(name)
         self.lobby.leave(name)
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to look at."""
+        """Whether there is anything to look at, or many were let in, of whom some have gone since."""
         try:
-            return bool(self._seen) or len(os.listdir(_DESCRIPTORS)) > len(self._known) + _FEW
+            return bool(self._seen) or self._let_in > _FEW or len(os.listdir(_DESCRIPTORS)) > len(self._known) + _FEW
         except OSError:
             return False
 
@@ -67,7 +69,7 @@ class ConnectionSweep:
         Args:
             now: in seconds.
         """
-        known_before = self._known.copy()
+        known_before, self._let_in = self._known.copy(), 0
         with contextlib.ExitStack() as opened:
             there = dict(self._connections(opened))
             self._known -= known_before - there.keys()

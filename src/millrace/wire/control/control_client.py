@@ -14,7 +14,7 @@ import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError, TlsError
 from millrace.message_budget import MALFORMED
-from millrace.wire.address import format_address, parse_address, refuses
+from millrace.wire.address import dialled, refuses
 from millrace.wire.auth import Identity, check_token_form
 from millrace.wire.control import rpc
 from millrace.wire.control.challenges import CHALLENGE, Challenged, Headers, Prover
@@ -56,7 +56,7 @@ class ControlChannel:
     def __init__(
         self, address: str, token: str | None = None, timeout: float = 10.0, tls: TlsFiles | None = None
     ) -> None:
-        self.address = format_address(*parse_address(address))
+        self.address = dialled(address)
         token, self._own = resolve(address, token)
         check_token_form(token)
         if forks.stranded:

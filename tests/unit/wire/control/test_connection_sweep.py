@@ -28,6 +28,21 @@ def test_without_many_descriptors_nothing_is_looked_at(monkeypatch, few, folder,
     assert ConnectionSweep(1).due is due
 
 
+def test_those_that_were_let_in_and_have_gone_are_forgotten_sooner_or_later(monkeypatch):
+    sweep = ConnectionSweep(1)
+    monkeypatch.setattr(connection_sweep, "_DESCRIPTORS", "/nowhere")
+    monkeypatch.setattr(sweep, "_connections", lambda _opened: [])
+    for number in range(connection_sweep._FEW):
+        sweep.let_in(f"ipv4:10.0.0.7:{number}")
+        sweep.let_in(f"ipv4:10.0.0.7:{number}")
+    assert not sweep.due
+    sweep.let_in("ipv4:10.0.0.8:1")
+    assert sweep.due
+    sweep.sweep(0.0)
+    assert not sweep._known
+    assert not sweep.due
+
+
 def test_who_is_let_in_while_it_is_looked_at_stays(monkeypatch):
     """Calls are taken by one thread, and connections looked up by another."""
     sweep = ConnectionSweep(1)
