@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from millrace.cli import main
@@ -29,6 +30,7 @@ from millrace.dispatcher.journal_file import Journal
 from millrace.dispatcher.server import Dispatcher
 from millrace.dispatcher.service_calls import STATUS
 from millrace.dispatcher.shortage import UnwritableError
+from millrace.elements.sealed_memory import fill
 from millrace.errors import (
     ConsumerConflictError,
     JobConflictError,
@@ -558,6 +560,24 @@ def test_blobs_are_bounded_and_those_of_living_jobs_stay(in_files: bool, tmp_pat
         await store.put(digest_of(b"x" * 100), b"x" * 100)
 
     asyncio.run(run())
+
+
+def test_memory_that_was_lent_by_one_who_has_not_joined_for_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlobStore(100)
+    refused, other = (fill([np.full(10, number, np.uint8)], 10) for number in range(2))
+    assert store.borrow(refused.loan)
+    assert store.promise(refused.loan.digest)
+    assert store.borrow(other.loan)
+    assert store.has(refused.loan.digest), "it may still join"
+    assert store.promise(other.loan.digest)
+    store.hold("job", other.loan.digest)
+    store.keep_promise(other.loan.digest)
+    monkeypatch.setattr(blob_store, "PROMISED_S", -1.0)
+    assert store.borrow(other.loan)
+    assert not store.has(refused.loan.digest)
+    assert store.has(other.loan.digest)
+    store.drop("job")
+    assert len(store) == 0
 
 
 @pytest.mark.parametrize("loop_name", ["_commit", "_tick"])

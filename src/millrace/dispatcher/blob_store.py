@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from millrace.wire.control.blob_transfer import digest_of
 
 MOST_BORROWED = 256
 """Most pieces of memory of other processes; each takes a descriptor."""
+PROMISED_S = 900.0
+"""Seconds in which a client joins that was told of a blob; one that has sent it then may have been refused."""
 AWAITED_S = 240.0
 """Seconds for the lender of a blob to come back, after a dispatcher was started anew."""
 
@@ -91,6 +94,7 @@ class BlobStore:
         self._memory: dict[str, bytes] = {}
         self._holders: dict[str, set[str]] = {}
         self._promised: Counter[str] = Counter()
+        self._promised_at: dict[str, float] = {}
         self._lent: dict[str, SealedMemory] = {}
         self._awaited: dict[str, asyncio.Event] = {}
 
@@ -123,7 +127,7 @@ class BlobStore:
             if self._bytes + len(data) <= self._limit:
                 break
             self._forget(old)
-            del self._promised[old]
+            self._break_promise(old)
         if self._bytes + len(data) > self._limit:
             raise ServiceError(
                 f"the dispatcher keeps {self._bytes:,} bytes for its jobs and cannot take {len(data):,} more "
@@ -149,6 +153,7 @@ class BlobStore:
 
         It stays as long as a job needs it, whatever becomes of that process.
         """
+        self._forget_broken_promises(time.monotonic())
         for digest in [name for name in self._lent if name not in self._holders and name not in self._promised]:
             self._forget(digest)
         if self.has(loan.digest):
@@ -196,14 +201,25 @@ class BlobStore:
         known = self.has(digest)
         if known:
             self._promised[digest] += 1
+            self._promised_at[digest] = time.monotonic()
         return known
+
+    def _forget_broken_promises(self, now: float) -> None:
+        """Clients that were told of a blob long ago and have not joined were refused, or have ended."""
+        for digest, at in list(self._promised_at.items()):
+            if now - at > PROMISED_S:
+                del self._promised_at[digest], self._promised[digest]
 
     def keep_promise(self, digest: str) -> None:
         """Note that a client that was told about a blob has joined."""
         if self._promised[digest] > 1:
             self._promised[digest] -= 1
         else:
-            del self._promised[digest]
+            self._break_promise(digest)
+
+    def _break_promise(self, digest: str) -> None:
+        del self._promised[digest]
+        self._promised_at.pop(digest, None)
 
     async def get(self, digest: str) -> bytes:
         """Read a blob."""
@@ -221,6 +237,7 @@ class BlobStore:
 
     def drop(self, job: str) -> None:
         """Forget the blobs of a job that is over, where nobody else needs them."""
+        self._forget_broken_promises(time.monotonic())
         for digest in [name for name, jobs in self._holders.items() if job in jobs]:
             self._holders[digest].discard(job)
             if not self._holders[digest]:
