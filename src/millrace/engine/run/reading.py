@@ -51,7 +51,9 @@ def read_positions(
         return context.fetch(source.fetch, Chunk([], chunk.origin, chunk.positions))
 
     if context.reads is None:
-        yield from context.in_order(read, wanted(feed), context.AUTOTUNE)
+        for chunk in context.in_order(read, wanted(feed), context.AUTOTUNE):
+            if chunk.elements or chunk.failure is not None:  # else all of its samples were skipped
+                yield chunk
         return
     announced, asked = index_streams.tee(feed, 2)
     with context.announcing(foretold(cast(StoredSource, source), table, announced)) as go_on:

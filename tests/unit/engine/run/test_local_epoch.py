@@ -385,6 +385,23 @@ def test_an_item_that_fails_is_named_skipped_or_replaced():
     assert list(dataset.with_options(on_error=lambda error: instead))[6:9] == [6, instead, 8]
 
 
+def test_a_sample_that_is_skipped_alone_ends_neither_a_mixture_nor_a_cache():
+    class First:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            if index == 0:
+                raise OSError("cannot identify image file")
+            return index
+
+    faulty = Dataset.from_map_style(First())
+    mixed = Dataset.choose_from_datasets([faulty, Dataset.range(100, 120)], [0, 1])
+    assert sorted(mixed.with_options(on_error="skip")) == [*range(1, 20), *range(100, 119)]
+    kept = faulty.cache().with_options(on_error="skip")
+    assert [list(kept), list(kept)] == [[*range(1, 20)]] * 2
+
+
 def test_a_list_is_no_function_that_may_fail():
     class List:
         def __len__(self) -> int:
