@@ -200,3 +200,12 @@ def test_what_cannot_be_is_refused(hosts, capsys, monkeypatch, arguments, said):
 def test_a_worker_says_one_name_to_all_its_consumers(hosts):
     with pytest.raises(ServiceError, match="--advertise localhost says that consumers are on this host alone"):
         WorkerProcess("127.0.0.1:1", token="t", host="0.0.0.0", advertise="localhost", tls=files(hosts.good))
+
+
+def test_a_service_that_listens_on_all_networks_is_reached_by_its_own_workers(hosts):
+    folder = str(hosts.good)
+    with (
+        mr.LocalService(max_workers=1, host="0.0.0.0", token="t" * 32, tls=folder) as service,
+        mr.Dataset.range(100).distribute(service.address, token="t" * 32, tls=folder) as reading,
+    ):
+        assert sorted(reading) == list(range(100))
