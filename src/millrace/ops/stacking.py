@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.named import fields_of, named
 from millrace.elements.tree import Path, by_key, path_text
 from millrace.errors import PipelineError
 
@@ -166,11 +167,21 @@ def columns(elements: Sequence[Any], label: str, path: Path) -> list[tuple[Path,
         if found is not None:
             return [((*path, key), column) for key, column in found]
     elif isinstance(first, (list, tuple)):
-        if set(map(type, elements)) == {type(first)} and set(map(len, elements)) == {len(first)}:
+        kinds = set(map(type, elements))
+        if (len(kinds) == 1 or _are_one(kinds)) and set(map(len, elements)) == {len(first)}:
             return [((*path, i), list(column)) for i, column in enumerate(zip(*elements, strict=True))]
     elif not any(issubclass(kind, (dict, list, tuple)) for kind in set(map(type, elements))):
         return None
     raise _structures_differ(elements, label, path)
+
+
+def _are_one(kinds: set[type]) -> bool:
+    """Whether these are the class of a namedtuple, and what stands for it where an element was read from bytes."""
+    kind = next(iter(kinds))
+    fields = fields_of(kind)
+    if fields is None or named(kind.__name__, fields) not in kinds:
+        return False
+    return all(each.__name__ == kind.__name__ and fields_of(each) == fields for each in kinds)
 
 
 def rebuild(like: Any, values: Iterable[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from typing import Any
 
 from millrace.wire.data import acceptor
 from millrace.wire.data.acceptor import Acceptor
@@ -35,7 +36,7 @@ def test_listeners_that_fail_in_one_moment_are_listened_to_again(monkeypatch):
     monkeypatch.setattr(acceptor, "_PAUSE_S", 0.01)
     heard = []
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        listeners = [Short(one, 1), Short(other, 1)]
+        listeners: list[Any] = [Short(one, 1), Short(other, 1)]
         began = []
         for listener in (one, other):
             began.append(socket.create_connection(listener.getsockname(), 10))

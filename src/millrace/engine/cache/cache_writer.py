@@ -57,6 +57,7 @@ class CacheWriter:
     Attributes:
         blocks: those that are published.
         error: why nothing more is kept, nor what is not published yet; empty: all is.
+        lasting: whether what ended the keeping does so in other tasks, too.
         wanted: bytes for which there was no room, with all that was kept; 0: there was. Then what came before is kept.
     """
 
@@ -73,7 +74,7 @@ class CacheWriter:
         self._waiting: deque[tuple[Future[None], int]] = deque()
         self._bytes = self._again = 0
         self.blocks: list[BlockInfo] = []
-        self.error = ""
+        self.error, self.lasting = "", False
         self.wanted = 0
 
     def add(self, items: Added) -> None:
@@ -178,9 +179,10 @@ class CacheWriter:
         self._wait(-1)
         self.close()
 
-    def give_up(self, reason: str) -> None:
-        """Keep nothing more; blocks that are published stay."""
+    def give_up(self, reason: str, *, lasting: bool = True) -> None:
+        """Keep nothing more; blocks that are published stay. ``lasting``: other tasks would fare no better."""
         self.error = self.error or reason
+        self.lasting = self.lasting or lasting
 
     def close(self) -> None:
         """Throw away what is not published."""

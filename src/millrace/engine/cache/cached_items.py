@@ -347,7 +347,7 @@ class Items:
     def _look_for_skipped(self, writer: CacheWriter) -> None:
         if self._context.skipped:
             # It can't be told from one that a filter left out, and may not fail the next time.
-            writer.give_up("an element was skipped, as on_error says")
+            writer.give_up("an element was skipped, as on_error says", lasting=False)
 
     def _numbered(self, chunks: Chunks) -> Chunks:
         """Give each element a position of its own, where an item has many elements."""

@@ -115,12 +115,12 @@ class TaskItem:
         with self._writer.writing() as writing:
             for chunk in self._make(iter(blocks)):
                 if self._context.skipped:
-                    self._writer.give_up("an element was skipped, as on_error says")
+                    self._writer.give_up("an element was skipped, as on_error says", lasting=False)
                 writing.add([(_part(key, parts), chunk.elements)])
                 parts += 1
                 yield chunk
             if self._context.skipped:
-                self._writer.give_up("an element was skipped, as on_error says")
+                self._writer.give_up("an element was skipped, as on_error says", lasting=False)
             leaves = {node: left[node][before.get(node, 0) :] for node in sorted(left) if node in self._below}
             head = {"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}
             if out.total() > out_before:

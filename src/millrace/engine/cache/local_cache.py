@@ -106,7 +106,7 @@ class LocalCache:
                 writer.finish()
                 self._catalog.learn(info.name for info in writer.blocks)
                 if writer.error:
-                    self._full = True  # the next epoch tries again
+                    self._full = writer.lasting  # the next epoch tries again
                     _logger.info("cache after %s: %s", self._point.label, writer.error)
         finally:
             if writer is not None:

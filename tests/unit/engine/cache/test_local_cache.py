@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -131,6 +131,31 @@ def test_a_pass_that_skipped_an_element_is_made_again(made, path):
     dataset = Dataset.range(10).map(fails, key="fails").cache(path).repeat(3).with_options(on_error="skip")
     assert list(dataset) == [number for number in range(10) if number != 7] * 3
     assert len(made) == 30
+
+
+def test_of_a_task_that_skipped_an_element_others_are_kept_all_the_same(made, path):
+    def fails(number: int) -> int:
+        if seen(number) == 7:
+            raise ValueError(number)
+        return number
+
+    dataset = Dataset.range(20_000).map(fails, key="fails").cache(path).with_options(on_error="skip")
+    assert len(list(dataset)) == 19_999
+    made.clear()
+    assert len(list(dataset)) == 19_999
+    assert 0 < len(made) < 5_000
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def test_a_batch_of_kept_and_new_namedtuples_is_one(path):
+    dataset = Dataset.range(100).map(lambda number: Point(number, -number)).cache(path).repeat(2).batch(7)
+    batches = list(dataset)
+    assert [len(batch.x) for batch in batches] == [7] * 28 + [4]
+    assert [x for batch in batches for x in batch.x] == [*range(100)] * 2
 
 
 def test_who_caches_what_is_random_is_told_once_that_epochs_are_alike():
