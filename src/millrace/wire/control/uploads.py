@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import grpc.aio
 
-from millrace.errors import ProtocolError, ServiceError
+from millrace.errors import ProtocolError, ServiceError, ServiceUnreachableError
 from millrace.wire.control import rpc
 
 SPOOLED_BYTES = 64 << 10
@@ -63,11 +63,11 @@ class Uploads:
 
         Raises:
             ProtocolError: it is too large, or came too slowly.
-            ServiceError: its peer, or all together, send too much at a time.
+            ServiceUnreachableError: its peer, or all together, send too much at a time; clients that join try again.
         """
         address = peer.rpartition(":")[0]
         if self.requests[address] >= PEER_REQUESTS:
-            raise ServiceError(_BUSY.format("of this host"))
+            raise ServiceUnreachableError(_BUSY.format("of this host"))
         self.requests[address] += 1
         counted = 0
 
@@ -79,9 +79,9 @@ class Uploads:
             if counted > most_bytes:
                 raise ProtocolError(f"the request {name} takes over {counted:,} bytes; at most {most_bytes:,} are read")
             if self.bytes[address] > PEER_BYTES:
-                raise ServiceError(_BUSY.format("of this host"))
+                raise ServiceUnreachableError(_BUSY.format("of this host"))
             if self.bytes.total() > ALL_BYTES:
-                raise ServiceError(_BUSY.format("of all hosts"))
+                raise ServiceUnreachableError(_BUSY.format("of all hosts"))
 
         try:
             with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="millrace-") as spool:
@@ -112,6 +112,8 @@ async def _collect(
                     await asyncio.to_thread(spool.write, frame)
     except TimeoutError:
         raise ProtocolError(f"the request {name} came too slowly; it was given up") from None
+    except ServiceUnreachableError:  # which is an OSError, too
+        raise
     except OSError as error:
         raise ServiceError(
             f"the request {name} cannot be kept in {tempfile.gettempdir()} while it comes: {error.strerror}"

@@ -6,7 +6,7 @@ import tempfile
 import grpc.aio
 import pytest
 
-from millrace.errors import ProtocolError, ServiceError
+from millrace.errors import ProtocolError, ServiceError, ServiceUnreachableError
 from millrace.wire.control import uploads
 from millrace.wire.control.uploads import Uploads
 
@@ -59,11 +59,11 @@ def test_an_address_has_a_budget_of_its_own(monkeypatch):
 
     async def several():
         async with wanted.receive("Put", HERE, frames(b"x" * 8), 100):
-            with pytest.raises(ServiceError, match="of this host"):
+            with pytest.raises(ServiceUnreachableError, match="of this host"):
                 await received(wanted, b"123", peer=HERE)
             assert await received(wanted, b"123", peer=THERE) == b"123"
             async with wanted.receive("Put", "ipv4:10.0.0.2:4", frames(b"x" * 9), 100):
-                with pytest.raises(ServiceError, match="of all hosts"):
+                with pytest.raises(ServiceUnreachableError, match="of all hosts"):
                     await received(wanted, b"x" * 9, peer=THERE)
 
     asyncio.run(several())
@@ -76,7 +76,7 @@ def test_an_address_has_so_many_requests_at_a_time(monkeypatch):
 
     async def several():
         async with wanted.receive("Put", HERE, frames(b""), 100):
-            with pytest.raises(ServiceError, match="of this host"):
+            with pytest.raises(ServiceUnreachableError, match="of this host"):
                 await received(wanted, peer=HERE)
             await received(wanted, peer=THERE)
 
