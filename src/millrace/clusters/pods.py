@@ -6,6 +6,7 @@ from typing import Any
 
 from millrace.clusters.child_process import describe_exit
 
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _SIGNALLED = 128
 """Exit status above which, as in a shell, a process was killed by the signal whose number is what is above."""
 _BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
@@ -59,10 +60,16 @@ def waiting_reason(pod: dict[str, Any]) -> str:
 
 
 def _container(pod: dict[str, Any]) -> dict[str, Any]:
-    """Status of the container that the worker is in: the first, others being its helpers."""
-    first = pod["spec"]["containers"][0]["name"]
+    """Status of the container that the worker is in.
+
+    It is the pod's default one, as its annotation says, else the one called ``worker``, else the first: a service mesh
+    may put its proxy before all others.
+    """
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    wanted = (pod["metadata"].get("annotations", {}).get(_DEFAULT_CONTAINER), "worker")
+    own = next((name for name in wanted if name in names), names[0])
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    return next((status for status in statuses if status["name"] == first), {})
+    return next((status for status in statuses if status["name"] == own), {})
 
 
 def _terminated(pod: dict[str, Any], restarts_before: int) -> dict[str, Any] | None:

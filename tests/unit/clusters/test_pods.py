@@ -101,3 +101,21 @@ def test_what_has_run():
 )
 def test_what_keeps_a_process_from_starting(given, words):
     assert waiting_reason(given) == words
+
+
+@pytest.mark.parametrize(
+    ("names", "annotations", "own"),
+    [
+        (["linkerd-proxy", "worker"], {}, "worker"),
+        (["loader", "helper"], {}, "loader"),
+        (["istio-proxy", "loader"], {"kubectl.kubernetes.io/default-container": "loader"}, "loader"),
+        (["loader", "helper"], {"kubectl.kubernetes.io/default-container": "gone"}, "loader"),
+    ],
+)
+def test_which_container_a_worker_is_in(names, annotations, own):
+    statuses = [{"name": name, "restartCount": 1 if name == own else 5} for name in names]
+    given = pod()
+    given["metadata"]["annotations"] = annotations
+    given["spec"]["containers"] = [{"name": name} for name in names]
+    given["status"]["containerStatuses"] = statuses
+    assert restarts(given) == 1
