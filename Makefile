@@ -72,7 +72,7 @@ bench: .venv/bench.stamp ## every benchmark beside the peers, an hour; exit stat
 	@missed=0; for each in $(BENCHMARKS); do \
 	  $(BIN)/python -m benchmarks.$$each --json benchmarks/results/$$each.json || missed=1; done; exit $$missed
 
-papers: .venv/bench.stamp ## every experiment of the papers, hours, and exit status 1 where an aim is missed; PAPERS='--within 2'
+papers: .venv/bench.stamp ## every experiment of the papers, some six hours, and exit status 1 where an aim is missed; PAPERS='--within 2'
 	@$(BIN)/python -m benchmarks.papers $(PAPERS)
 
 format: .venv/dev.stamp ## formats the code and fixes what can be fixed
