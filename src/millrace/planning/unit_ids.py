@@ -128,9 +128,8 @@ def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: 
     pieces, where = np.unique(which, return_inverse=True)
     splits = [table.splits[index] for index in pieces.tolist()]
     first = "" if not isinstance(node, FromCSV) or node.is_typed else _beginning(table)
-    found = _named([f"{split.location}\0{split.version}\0{split.start}\0{split.stop}{first}" for split in splits])[
-        where
-    ]
+    names = [f"{split.location}\0{split.version}\0{split.start}\0{split.stop}{first}" for split in splits]
+    found = _named(names)[where]
     return found if starts is None else _with(found, at - starts[which])
 
 

@@ -137,7 +137,6 @@ class _Rows:
     ) -> list[Any]:
         """Parse a block to record batches."""
         import pyarrow as pa
-        from pyarrow import csv as arrow_csv
 
         data = block.data
         if not block.at and self._node.names is None:
@@ -150,35 +149,36 @@ class _Rows:
                 "quotes must not hold the end of a line, as files are cut at these: read such files with from_files"
             )
         try:
-            table = arrow_csv.read_csv(
-                pa.BufferReader(data),
-                arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-                arrow_csv.ParseOptions(delimiter=self._node.delimiter),
-                arrow_csv.ConvertOptions(column_types=types, include_columns=wanted),
-            )
+            table = self._with_nan(self._table(data, names, wanted, types), data, names)
         except pa.ArrowInvalid as error:
             raise SourceCorruptError(
                 f"{split.location}, in the lines from byte {block.at} on: {str(error).strip()}. Say what a column "
                 "holds with types={...}"
             ) from None
-        found: list[Any] = self._with_nan(table.combine_chunks(), data, names).to_batches()
+        found: list[Any] = table.to_batches()
         return found
+
+    def _table(self, data: bytes, names: list[str], wanted: list[str], types: dict[str, Any]) -> Any:
+        """Parse lines to a table of one chunk."""
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
+
+        return arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            arrow_csv.ParseOptions(delimiter=self._node.delimiter),
+            arrow_csv.ConvertOptions(column_types=types, include_columns=wanted),
+        ).combine_chunks()
 
     def _with_nan(self, table: Any, data: bytes, names: list[str]) -> Any:
         """Make "nan", which Arrow takes for a missing value in each column, a value in those of floats."""
         import pyarrow as pa
         import pyarrow.compute as pc
-        from pyarrow import csv as arrow_csv
 
         floats = [each.name for each in table.schema if pa.types.is_floating(each.type) and table[each.name].null_count]
         if not floats:
             return table
-        written = arrow_csv.read_csv(
-            pa.BufferReader(data),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-            arrow_csv.ParseOptions(delimiter=self._node.delimiter),
-            arrow_csv.ConvertOptions(column_types=dict.fromkeys(floats, pa.string()), include_columns=floats),
-        ).combine_chunks()
+        written = self._table(data, names, floats, dict.fromkeys(floats, pa.string()))
         for name in floats:
             is_nan = pc.match_substring_regex(written[name], r"^\s*[-+]?nan\s*$", ignore_case=True)
             kind = table.schema.field(name).type

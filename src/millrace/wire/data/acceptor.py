@@ -165,7 +165,8 @@ class Acceptor:
 
     def _listen(self, *, now: bool) -> None:
         """Accept again, or not for a second."""
-        if now is not bool(self._paused_until):  # another listener, ready in the same moment, has been told so
+        paused = self._paused_until > 0
+        if paused is not now:  # as it is already, since another listener failed in the same moment
             return
         self._paused_until = 0.0 if now else time.monotonic() + _PAUSE_S
         for listener in self._listeners:
