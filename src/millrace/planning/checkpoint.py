@@ -483,13 +483,13 @@ def _digest(data: bytes, digits: int) -> str:
 
 
 def parse_all(states: Any) -> tuple[Checkpoint, ...]:
-    """Parse one state, or the list of all ranks' states.
+    """Parse one state, or the list of all ranks' states; what several say alike is said once.
 
     Raises:
         StateError: if it is neither, or they are not of one run.
     """
     given: Iterable[Any] = states if isinstance(states, (list, tuple)) else [states]
-    found = tuple(unpack(state) for state in given)
+    found = tuple({msgspec.msgpack.encode(each): each for each in map(unpack, given)}.values())
     if not found:
         raise StateError("there is no state in an empty list")
     alike(found)

@@ -6,8 +6,20 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from millrace.errors import PipelineError, StateError
-from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, merge, pack, parse_all, said
+from millrace.planning.checkpoint import (
+    Checkpoint,
+    Merged,
+    PipelineIdentity,
+    fit,
+    merge,
+    pack,
+    parse_all,
+    parts_of,
+    said,
+)
 from millrace.planning.weight_changes import Reweighted
 
 Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
@@ -127,16 +139,53 @@ class EpochCursor:
         return "set_weights has set other weights than those in the pipeline" if reweighted else ""
 
     def state(self, fresh: Callable[[], Checkpoint]) -> dict[str, Any]:
-        """State of the last pass; ``fresh`` gives the state before the first."""
-        if self._now is not None:
-            return pack(self._now())
-        return pack(self.loaded[0] if self.loaded else fresh())
+        """State of the last pass; ``fresh`` gives the state before the first.
+
+        Raises:
+            StateError: see :meth:`before`.
+        """
+        return pack(self.before(fresh) if self._now is None else self._now())
+
+    def before(self, fresh: Callable[[], Checkpoint]) -> Checkpoint:
+        """State before the next pass, of those that were loaded; ``fresh`` gives the one if there were none.
+
+        Raises:
+            StateError: states of several ranks were loaded, and do not fit together.
+        """
+        if len(self.loaded) == 1:
+            return self.loaded[0]
+        start = fresh()
+        return together(self.loaded, start.rank, start.ranks) if self.loaded else start
 
     def copy(self) -> EpochCursor:
         """Copy for a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
         twin = EpochCursor()
         twin.following, twin.loaded, twin.reweighted = self.following, self.loaded, self.reweighted
         return twin
+
+
+def together(loaded: tuple[Checkpoint, ...], rank: int, ranks: int) -> Checkpoint:
+    """Make the one state that says what those of several ranks say together.
+
+    Args:
+        loaded: states of all ranks of one run.
+        rank: of who asks, where each rank has a state of its own whatever was read: with coordinated reads.
+        ranks: number of these; 1: any number of ranks can go on from the one state.
+
+    Raises:
+        StateError: the states do not fit together, or operators behind ``distribute()`` count what each rank gets.
+    """
+    begin = merge(loaded)
+    if ranks > 1:
+        return next(each for each in loaded if each.rank == rank)
+    if any(each.counts for each in loaded):
+        raise StateError(
+            f"operators behind distribute() count what each process gets, and the states of {loaded[0].ranks} were "
+            "loaded, of which none is read yet: begin to read before you save a state"
+        )
+    read = {name: getattr(begin, name) for name in Merged.__struct_fields__}
+    parts = parts_of(loaded, begin.epoch)
+    return replace(loaded[0], **read, rank=0, ranks=1, ended=False, parts=parts, counts=[], turn=0, own=None)
 
 
 def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: bool = False) -> Merged:

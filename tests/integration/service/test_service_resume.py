@@ -105,6 +105,7 @@ def test_ranks_at_unequal_steps_and_other_ranks_after_that(service, sharding, be
 
             for rank, dataset in enumerate(datasets):
                 dataset.load_state_dict(states[rank] if own else states)
+            states = passed_on([dataset.state_dict() for dataset in datasets])  # saved before anything is read
             rest = all_at_once(lambda dataset: [numbers(dataset), numbers(dataset)], datasets)
         assert found + Counter(n for first, _ in rest for n in first) == ALL
         assert Counter(n for _, second in rest for n in second) == ALL

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
+import pytest
+from msgspec.structs import replace
+
+from millrace.errors import StateError
+from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, merge, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor
+
+FRESH = Checkpoint(seed=5, epoch=2)
+RANKS = [
+    Checkpoint(seed=5, epoch=2, sources=["x|1|0|00"], tasks=20, done=3, begun=[(4, 2)], parts=[(4, 2, [1])], ranks=2),
+    Checkpoint(seed=5, epoch=2, sources=["x|1|0|00"], tasks=20, begun=[(5, 1), (7, 3)], rank=1, ranks=2, turn=2),
+]
 
 
 def cursor(following: int) -> EpochCursor:
@@ -36,3 +47,30 @@ def test_a_loader_is_told_the_number_that_the_group_reads_next():
     passes = cursor(1)
     assert passes.choose_shared(lambda following, _: following, 4, late=False, leads=False) == (4, True)
     assert cursor(1).choose_shared(lambda following, _: following, 4, late=True, leads=False) == (1, False)
+
+
+def loaded(states: list[Checkpoint]) -> EpochCursor:
+    passes = EpochCursor()
+    passes.load([pack(state) for state in states], PipelineIdentity())
+    return passes
+
+
+def test_a_state_saved_before_anything_of_several_ranks_states_is_read_says_what_they_all_say():
+    states = [loaded(RANKS).state(lambda: FRESH) for _ in range(3)]  # as three ranks save them that go on
+    [found] = parse_all(states)
+    assert merge([found]) == merge(RANKS)
+    assert (found.rank, found.ranks, found.sources, found.parts) == (0, 1, ["x|1|0|00"], [(4, 2, [1])])
+    [again] = loaded([found]).loaded
+    assert again == found
+
+
+def test_where_ranks_have_an_order_of_their_own_each_keeps_its_state():
+    for rank, state in enumerate(RANKS):
+        passes = loaded(RANKS)
+        assert passes.state(partial(replace, FRESH, rank=rank, ranks=2)) == pack(state)
+
+
+def test_counts_of_several_ranks_are_no_one_state():
+    passes = loaded([replace(state, behind="ab", counts=[3]) for state in RANKS])
+    with pytest.raises(StateError, match="begin to read before you save a state"):
+        passes.state(lambda: FRESH)
