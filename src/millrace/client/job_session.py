@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing.util
 import os
 import platform
 import queue
@@ -141,7 +142,7 @@ class JobSession:
         self.consumer = spec.rank(joined.consumer)
         self._monitor = Monitor(self.job, functools.partial(ask_why, self._channel, self.client), progress=progress)
         self._resume(session, joined)
-        _open.add(self)
+        _close_at_exit(self)
         self._start(self._converse, session)
         self._start(self._beat)
 
@@ -410,9 +411,20 @@ class JobSession:
 
 
 _open: weakref.WeakSet[JobSession] = weakref.WeakSet()
+_finalized: set[int] = set()
+"""Numbers of processes that are children of :mod:`multiprocessing` and close their sessions as they end."""
+
+
+def _close_at_exit(job_session: JobSession) -> None:
+    """Have a session closed as the process ends: children of :mod:`multiprocessing` end without :mod:`atexit`."""
+    _open.add(job_session)
+    if multiprocessing.parent_process() is not None and os.getpid() not in _finalized:
+        _finalized.add(os.getpid())
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
 
 
 @atexit.register
 def _close_all() -> None:
     for job_session in list(_open):
         job_session.close()
+        job_session.wait_until_left()

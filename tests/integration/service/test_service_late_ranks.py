@@ -1,12 +1,14 @@
 """Ranks that come when the others have closed, are killed, or close in mid-epoch: on real processes."""
 
+import multiprocessing
 import subprocess
 import sys
 
 import pytest
-from tests.integration.service.service_driving import job_of
+from tests.integration.service.service_driving import WAIT_S, job_of
 
 import millrace as mr
+from millrace.client import job_session
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
@@ -37,6 +39,31 @@ def test_a_script_that_runs_again_before_the_other_rank_came_begins_anew_and_say
     with pytest.warns(mr.MillraceWarning, match="job 'again' begins anew, as consumer 0 had left it"):
         seen = read(0)
     assert sorted(seen + read(1)) == list(range(100))
+
+
+def read_as_rank_one(address, ends):
+    """Read all that comes, in a process of its own that reports nothing but the beginning unless it is told to end."""
+    job_session.SOON_S = WAIT_S
+    part = mr.Dataset.range(600).distribute(address, job_name="ends", num_consumers=2, consumer_index=1, tasks=30)
+    ends.put(list(part))
+    read_as_rank_one.kept = part  # type: ignore[attr-defined]  # as a DataLoader's worker does
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_says_before_it_ends_what_it_has_read(service, method):
+    context = multiprocessing.get_context(method)
+    ends = context.Queue()
+    process = context.Process(target=read_as_rank_one, args=(service.address, ends))
+    process.start()
+    seen = ends.get(timeout=WAIT_S)
+    process.join(WAIT_S)
+    assert process.exitcode == 0
+    with mr.Dataset.range(600).distribute(
+        service.address, job_name="ends", num_consumers=2, consumer_index=0, tasks=30
+    ) as part:
+        assert sorted([*part, *seen]) == list(range(600))
+        assert not job_of(service.status(), "ends")["unread"]
 
 
 READS = """
