@@ -89,6 +89,7 @@ class WorkerHello(Message, frozen=True, tag="WorkerHello"):
     told: Told = Told()
     asks_caches: bool = False  # it asks cache servers, if it hears of any (:class:`CacheServersKnown`)
     zone: str = ""  # that it is in: it asks the cache servers there, if there are any; empty: in none
+    life: str = ""  # drawn as its process began: containers begin anew with the same host and number of the process
 
 
 class WorkerReport(Message, frozen=True, tag="WorkerReport"):
@@ -118,8 +119,7 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     ref: TaskRef
     lease: int
     outputs: int
-    skipped: int = 0
-    """Elements that ``on_error`` left out."""
+    skipped: int = 0  # elements that ``on_error`` left out
     leftovers: bool = False
     """The worker keeps elements for the task's parent until it is told to forget them."""
     passed: list[int] = []

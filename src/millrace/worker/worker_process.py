@@ -90,7 +90,8 @@ class WorkerProcess:
         zone: str = "",
     ) -> None:
         self._job = job
-        self.id = name or uuid.uuid4().hex
+        self._life = uuid.uuid4().hex
+        self.id = name or self._life
         self._dispatcher = dispatcher
         self._token = token
         self._host, self._insecure = host, insecure
@@ -240,6 +241,7 @@ class WorkerProcess:
             buffer_bytes=self._buffer_bytes,
             asks_caches=True,
             zone=self._tasks.zone,
+            life=self._life,
         )
         self._tasks.feed(inp.SessionOpened(hello))
 

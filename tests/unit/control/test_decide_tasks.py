@@ -567,24 +567,31 @@ def test_a_leaving_worker_that_gets_done_in_time_is_released():
     assert not [event for event in service.events if isinstance(event, WorkerLost | TaskReleased)]
 
 
-def test_a_worker_that_has_left_and_is_started_anew_under_its_name_is_another_one():
+ANEW = pytest.mark.parametrize("anew", [{"pid": 4711}, {"life": "of a container with the same numbers"}], ids=str)
+
+
+@ANEW
+def test_a_worker_that_has_left_and_is_started_anew_under_its_name_is_another_one(anew):
     service, _ = started(FakePlan(4), workers=2)
     leave(service, "w0", 30.0)
     service.run()
     assert service.workers["w0"].stopped
     service.say(inp.WorkerSessionLost("w0"))
-    worker = service.add_worker("w0", pid=4711)
+    worker = service.add_worker("w0", **anew)
     assert not worker.stopped
     known = service.state.workers["w0"]
-    assert (known.pid, known.draining, known.released) == (4711, False, False)
+    assert (known.pid, known.life) == (anew.get("pid", 0), anew.get("life", ""))
+    assert not known.draining
+    assert not known.released
 
 
-def test_a_worker_that_died_and_is_started_anew_under_its_name_has_died():
+@ANEW
+def test_a_worker_that_died_and_is_started_anew_under_its_name_has_died(anew):
     service, _ = started(FakePlan(4), workers=2)
     held = {lease.ref.task for lease in service.workers["w0"].leases.values()}
     assert held
     service.say(inp.WorkerSessionLost("w0"))
-    service.add_worker("w0", pid=4711)
+    service.add_worker("w0", **anew)
     assert {event.task for event in service.events if isinstance(event, TaskDied)} == held
 
 

@@ -14,7 +14,7 @@ _CLOSED = 16
 class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
     """A worker registered, or came back after its session broke (then only its address may have changed).
 
-    ``only``: the one job that it is local to; ``buffer_bytes``: its outputs may have.
+    ``only``: the one job that it is local to; ``buffer_bytes``: its outputs may have; ``life``: of its process.
     """
 
     worker: str
@@ -24,6 +24,7 @@ class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
     cores: int = 1
     only: str = ""
     buffer_bytes: int = 0
+    life: str = ""
     changes: ClassVar = Changes.SERVING
 
     def apply(self, state: State) -> None:
@@ -33,7 +34,7 @@ class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
             state.workers[self.worker] = worker
             state.index.invalidate(self.only)  # its job has local workers from now on, perhaps
         worker.address = self.address
-        worker.buffer_bytes = self.buffer_bytes
+        worker.buffer_bytes, worker.life = self.buffer_bytes, self.life
         worker.lost_at = None
 
 

@@ -63,11 +63,8 @@ def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRA
         known = None
     cache_capacity.greeted(tx, message.worker)
     cores = max(1, message.cores)
-    tx.emit(
-        WorkerJoined(
-            message.worker, message.address, message.host, message.pid, cores, message.only, message.buffer_bytes
-        )
-    )
+    who_joins = message.worker, message.address, message.host, message.pid
+    tx.emit(WorkerJoined(*who_joins, cores, message.only, message.buffer_bytes, message.life))
     worker = tx.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(tx.state, message.worker, entry.ref, lease) is None]
@@ -101,7 +98,7 @@ def hello(tx: Transaction, message: msg.WorkerHello, caller: Caller = ADMINISTRA
 def _is_succeeded(known: Worker, message: msg.WorkerHello) -> bool:
     """Whether another process says hello under the name of a worker that has gone, e.g. as it was started anew."""
     gone = known.lost_at is not None or known.released
-    return gone and (known.host, known.pid) != (message.host, message.pid)
+    return gone and (known.host, known.pid, known.life) != (message.host, message.pid, message.life)
 
 
 def _ask_again(tx: Transaction, worker: Worker) -> None:

@@ -63,6 +63,7 @@ class Worker(msgspec.Struct):
         pinned_job: the one job that it may serve: it is local to that, started by a consumer and not the
             service's; empty: it is the service's.
         buffer_bytes: that its outputs may have.
+        life: of its process; another one of this name, even with its number, has another; empty: it has not said.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Worker(msgspec.Struct):
     served: dict[str, int] = {}
     pinned_job: str = msgspec.field(default="", name="only")
     buffer_bytes: int = 0
+    life: str = ""
 
 
 class Consumer(msgspec.Struct):
