@@ -21,6 +21,7 @@ from millrace.engine.run.task import Budget, RunningTask
 from millrace.engine.run.task_run import PartsRun, Run
 from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import CrashProbe
+from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import PipelineError
 from millrace.graph.nodes import Cache, FromFiles, Node, Prefetch, always_reused
 from millrace.graph.operator_graph import Graph
@@ -333,9 +334,17 @@ def _with_requests(measure: NodeMeasure, done: ReadAccount) -> NodeMeasure:
     )
 
 
-def nested(graph: Graph, seed: int) -> Run:
-    """Run a dataset that a user's function returned: on the thread that asks, in order."""
-    return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
+def nested(graph: Graph, seed: int, calls: Calls) -> Run:
+    """Run a dataset that a user's function returned: on the thread that asks, in order.
+
+    Args:
+        graph: of the dataset.
+        seed: of all that is random in it.
+        calls: of the task in which the function was called.
+    """
+    run = Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
+    run.calls.lie_within(calls)
+    return run
 
 
 def _inputs(graph: Graph) -> list[tuple[int, ...]]:

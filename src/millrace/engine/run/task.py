@@ -83,7 +83,7 @@ class RunningTask:
         operator_threads: Sequence[OperatorThreads],
         sources: Callable[[int], PositionSource | SequentialSource],
         reads: Callable[[int], Reads | None],
-        nested: Callable[[Graph, int], Run],
+        nested: Callable[[Graph, int, Calls], Run],
         allocate: Allocate,
         leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
         owner: Hashable = None,
@@ -300,7 +300,7 @@ class NodeContext(Context):
             ) from None
 
     def _nested(self, graph: Graph, seed: int) -> Iterator[Any]:
-        run = self._task.nested(graph, seed)
+        run = self._task.nested(graph, seed, self._task.calls)
         try:
             self._task.stops[run.close] = None
             for chunk in run:

@@ -9,6 +9,7 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Totals
 from millrace.engine.run.lowering import Lowering
 from millrace.engine.run.task import RunningTask
+from millrace.engine.user_code.user_calls import Calls
 from millrace.graph.operator_graph import Graph
 from millrace.planning.plan import Piece
 
@@ -28,6 +29,11 @@ class Run:
     def made(self, number: int) -> int:
         """Count the elements that node ``number`` has yielded in this task so far."""
         return self._task.measures[number].elements
+
+    @property
+    def calls(self) -> Calls:
+        """Calls of users' functions in it."""
+        return self._task.calls
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:

@@ -65,6 +65,16 @@ class Calls:
             self._seed, epoch, self._keys, self._on_error, describe, self._watch, self._skips, self._generators
         )
 
+    def lie_within(self, outer: Calls) -> None:
+        """Do as the pipeline around says with what fails, unless this one says it itself; it counts what is left out.
+
+        Args:
+            outer: calls of the task in which this dataset was made.
+        """
+        self._skips = outer._skips
+        if self._on_error is None:
+            self._on_error = outer._on_error
+
     def call(
         self, node: int, label: str, function: Opaque, chunk: Chunk
     ) -> tuple[list[int] | None, list[Any], Exception | None]:
