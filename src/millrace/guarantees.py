@@ -52,7 +52,7 @@ def check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
     if not isinstance(sharding, ShardingPolicy):
         if not callable(sharding):
             raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
-        describe(sharding, "distribute", ("tasks", "workers"))
+        describe(sharding, "distribute", ("tasks", "workers"), passes_rng=False)
     if not isinstance(visitation, Visitation):
         raise PipelineError(f"visitation is {_members(Visitation)}, not {visitation!r}")
     if sharding is ShardingPolicy.OFF and visitation is not Visitation.ZERO_ONCE_OR_MORE:

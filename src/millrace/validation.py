@@ -125,8 +125,7 @@ def version(operator: str, value: Any) -> str:
 
 def reducer(operator: str, value: Any) -> Opaque:
     """Describe a user's function of a key and a window."""
-    about = describe(value, operator, ("key", "window"))
-    return Opaque(WindowReducer(value), about.name, about.where)
+    return Opaque(WindowReducer(value), *describe(value, operator, ("key", "window"), passes_rng=False))
 
 
 def listed(operator: str, what: str, value: Any) -> tuple[Any, ...]:
@@ -383,7 +382,8 @@ def window(operator: str, size: Any, function_of_key: Any) -> dict[str, Any]:
         raise PipelineError(f"{operator} takes either window_size or window_size_func")
     if size is not None:
         return {"window_size": positive(operator, "window_size", size), "window_size_fn": None}
-    return {"window_size": None, "window_size_fn": function(operator, function_of_key, ("key",))}
+    about = describe(function_of_key, operator, ("key",), passes_rng=False)
+    return {"window_size": None, "window_size_fn": Opaque(function_of_key, *about)}
 
 
 def options(
@@ -413,7 +413,7 @@ def error_handler(operator: str, value: Any) -> Opaque | str | None:
         return None if value is None else str(value)
     if isinstance(value, str) or not callable(value):
         raise PipelineError(f'{operator}: on_error is "raise", "skip" or a function, not {value!r}')
-    return function(operator, value, ("error",))
+    return Opaque(value, *describe(value, operator, ("error",), passes_rng=False))
 
 
 # -- distribute --------------------------------------------------------------------------------------------------------

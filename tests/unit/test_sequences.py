@@ -41,6 +41,10 @@ def noisy(state: int, number: int, rng: np.random.Generator) -> tuple[int, tuple
     return state + 1, (state, int(rng.integers(1 << 40)))
 
 
+def grouped(reduce_func: Any = lambda key, window: window, **window: Any) -> Any:
+    return UNTYPED_TEN.group_by_window(int, reduce_func, **(window or {"window_size": 2}))
+
+
 def noise(number: int, rng: np.random.Generator) -> tuple[int, int]:
     return number, int(rng.integers(1 << 40))
 
@@ -60,7 +64,10 @@ class Pair(NamedTuple):
         (lambda: UNTYPED_TEN.window(3, stride=-1), "window: stride must be a whole number of at least 1"),
         (lambda: UNTYPED_TEN.assert_cardinality(-1), "assert_cardinality: expected_cardinality must be a whole number"),
         (lambda: UNTYPED_TEN.reduce(0, even), "reduce(even): even"),
-        (lambda: UNTYPED_TEN.reduce(0, noisy), "reduce(noisy): the function gets a state and an element, and no rng"),
+        (lambda: UNTYPED_TEN.reduce(0, noisy), "takes `rng`, but is called with (state, element) alone."),
+        (lambda: UNTYPED_TEN.with_options(on_error=lambda error, rng: 0), "but is called with (error) alone."),
+        (lambda: grouped(window_size_func=lambda key, rng: 2), "but is called with (key) alone."),
+        (lambda: grouped(reduce_func=lambda key, window, *, rng: window), "called with (key, window) alone."),
     ],
 )
 def test_what_does_not_fit_is_refused_where_it_is_written(build, said):

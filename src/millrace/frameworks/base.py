@@ -198,11 +198,10 @@ class Viewable(Stateful):
             reduce_func: runs in this process, element by element in the order in which they come.
 
         Raises:
-            PipelineError: an epoch has no end.
+            PipelineError: an epoch has no end, or ``reduce_func`` takes something else.
         """
-        about, state = describe(reduce_func, "reduce", ("state", "element")), initial_state
-        if about.takes_rng:
-            raise PipelineError(f"reduce({about.name}): the function gets a state and an element, and no rng")
+        describe(reduce_func, "reduce", ("state", "element"), passes_rng=False)
+        state = initial_state
         self._refuse_endless("reduce")
         with self._source.read_epoch() as epoch:
             for element in epoch:

@@ -36,7 +36,9 @@ class Description(NamedTuple):
     takes_rng: bool
 
 
-def describe(fn: Any, operator: str, arguments: Sequence[str] = ("element",)) -> Description:
+def describe(
+    fn: Any, operator: str, arguments: Sequence[str] = ("element",), *, passes_rng: bool = True
+) -> Description:
     """Describe a function that the user gave to ``operator``, without calling it.
 
     Functions without a signature (ufuncs, many builtins) are taken to be right.
@@ -45,9 +47,10 @@ def describe(fn: Any, operator: str, arguments: Sequence[str] = ("element",)) ->
         fn: what the user gave.
         operator: where, as in the public API, e.g. ``map``.
         arguments: what ``operator`` calls it with; ``("key", "elements")`` for the reduce function of a window.
+        passes_rng: ``operator`` passes a random generator to functions that ask for one.
 
     Raises:
-        PipelineError: ``fn`` cannot be called, or not with ``arguments``.
+        PipelineError: ``fn`` cannot be called, or not with ``arguments``, or asks for a generator that is not passed.
     """
     if not callable(fn):
         raise PipelineError(
@@ -64,7 +67,10 @@ def describe(fn: Any, operator: str, arguments: Sequence[str] = ("element",)) ->
     if parameters is None:
         return Description(name, where, takes_rng=False)
     _check(parameters, arguments, label, subject, call=name if name.isidentifier() else "f")
-    return Description(name, where, takes_rng=_takes_rng(fn, parameters, arguments))
+    takes_rng = _takes_rng(fn, parameters, arguments)
+    if takes_rng and not passes_rng:
+        raise PipelineError(f"{label}: {subject} takes `rng`, but is called with ({', '.join(arguments)}) alone.")
+    return Description(name, where, takes_rng)
 
 
 def name_of(value: Any) -> str:
