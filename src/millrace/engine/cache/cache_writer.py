@@ -181,8 +181,8 @@ class CacheWriter:
 
     def give_up(self, reason: str, *, lasting: bool = True) -> None:
         """Keep nothing more; blocks that are published stay. ``lasting``: other tasks would fare no better."""
-        self.error = self.error or reason
-        self.lasting = self.lasting or lasting
+        if not self.error:
+            self.error, self.lasting = reason, lasting
 
     def close(self) -> None:
         """Throw away what is not published."""

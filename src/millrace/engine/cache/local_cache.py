@@ -105,12 +105,20 @@ class LocalCache:
             if writer is not None:
                 writer.finish()
                 self._catalog.learn(info.name for info in writer.blocks)
-                if writer.error:
-                    self._full = writer.lasting  # the next epoch tries again
-                    _logger.info("cache after %s: %s", self._point.label, writer.error)
+                self._note(writer)
         finally:
             if writer is not None:
                 writer.close()
+
+    def _note(self, writer: CacheWriter) -> None:
+        """Note why a task has not kept all that it made, if it has not."""
+        assert self._point is not None
+        if writer.lasting and not self._full:
+            self._full = True  # the next epoch tries again
+            text = f"cache after {self._point.label} keeps nothing more in this epoch: {writer.error}"
+            warnings.warn(text, MillraceWarning, stacklevel=2)
+        elif writer.error:
+            _logger.info("cache after %s: %s", self._point.label, writer.error)
 
 
 def _is_said(node: Node) -> bool:

@@ -235,6 +235,13 @@ def test_two_datasets_of_one_prefix_share_what_is_kept(made):
     assert len(made) == 100
 
 
+class Held:
+    """An object that nobody can write."""
+
+    def __init__(self, number: int) -> None:
+        self.lock = threading.Lock()
+
+
 class Unsure:
     """Nobody can tell what it does from what it is."""
 
@@ -261,6 +268,14 @@ def test_in_a_folder_an_unsure_function_is_warned_about(made, tmp_path):
     with pytest.warns(MillraceWarning, match=r"cache after map\(Unsure\) keeps nothing: .*Unsure"):
         assert list(dataset) == list(range(10))
     assert not list(tmp_path.iterdir())
+
+
+def test_elements_that_have_no_form_as_bytes_are_warned_about(made):
+    dataset = Dataset.range(10).map(seen, key="seen").map(Held).cache()
+    for _ in range(2):
+        with pytest.warns(MillraceWarning, match=r"cache after map\(Held\) keeps nothing more in this epoch: .*Held"):
+            assert len(list(dataset)) == 10
+    assert len(made) == 20
 
 
 def test_a_folder_that_cannot_be_made_is_warned_about(made, tmp_path):
