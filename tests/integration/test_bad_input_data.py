@@ -188,13 +188,15 @@ def test_a_file_that_changes_after_it_was_listed(write, source, change, tmp_path
 
 
 @pytest.mark.parametrize("rows", [5, 200], ids=["shorter", "longer"])
-@pytest.mark.parametrize("kind", ["csv", "text", "gzip", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "text", "gzip", "parquet", "records"])
 def test_a_file_that_is_written_anew_after_it_was_listed(kind, rows, tmp_path):
     def write(count):
         text = "".join(f"{1000 * count + number}\n" for number in range(count)).encode()
         path = tmp_path / f"a.{kind}"
         if kind == "parquet":
             pq.write_table(pa.table({"x": range(count)}), path, row_group_size=10)
+        elif kind == "records":
+            path.write_bytes(bytes(4 + 3 * count + 7))
         else:
             path.write_bytes(gzip.compress(text) if kind == "gzip" else text)
         return str(path)
@@ -204,6 +206,7 @@ def test_a_file_that_is_written_anew_after_it_was_listed(kind, rows, tmp_path):
         "text": mr.Dataset.from_text,
         "gzip": lambda path: mr.Dataset.from_text(path, compression="GZIP"),
         "parquet": mr.Dataset.from_parquet,
+        "records": lambda path: mr.Dataset.from_fixed_length_records(path, 3, header_bytes=4, footer_bytes=7),
     }
     path = write(13)
     dataset = sources[kind](path)

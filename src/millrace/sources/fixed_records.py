@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Iterator
 
@@ -13,7 +14,7 @@ from millrace.sources.gzip_stream import inflate, wbits_of
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress, ignore_progress
-from millrace.sources.splitting import entry_of, foretold, piece_bytes, whole
+from millrace.sources.splitting import check_size, ends_of, entry_of, foretold, piece_bytes, whole
 from millrace.sources.storage import FileInfo
 from millrace.sources.store_requests import Entry
 
@@ -67,11 +68,17 @@ class _Records:
     def __init__(self, node: FromFixedLengthRecords, table: SplitTable, reads: Reads) -> None:
         self._node, self._splits, self._reads = node, table.splits, reads
 
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Size in bytes of each file that was cut."""
+        return {location: end + self._node.footer_bytes for location, end in ends_of(self._splits).items()}
+
     def entries(self, unit: int, _start: int = 0, stop: int = -1) -> Iterator[Entry]:
         return foretold(self._reads, self._splits[unit], stop)
 
     def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[bytes]]:
         node, record = self._node, self._node.record_bytes
+        check_size(split.location, split.bytes if split.stop < 0 else self._sizes[split.location])
         stream = self._reads.open(entry_of(split))
         wbits = wbits_of(node.op, node.compression, split.location)
         header, footer = (node.header_bytes, node.footer_bytes) if wbits else (0, 0)

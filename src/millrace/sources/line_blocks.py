@@ -16,17 +16,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.errors import ElementTooLargeError, SourceChangedError
+from millrace.errors import ElementTooLargeError
 from millrace.graph.source_nodes import FromCSV, FromText
 from millrace.planning import byte_ranges
 from millrace.planning.split_table import Split, SplitTable, splits_table
-from millrace.sources import storage
 from millrace.sources.gzip_stream import inflate, wbits_of
 from millrace.sources.listing import expand
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress
-from millrace.sources.splitting import entry_of, foretold, piece_bytes, whole
-from millrace.sources.store_requests import LIST_ANEW, Entry
+from millrace.sources.splitting import check_size, ends_of, entry_of, foretold, piece_bytes, whole
+from millrace.sources.store_requests import Entry
 
 _BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
@@ -78,7 +77,7 @@ class LineBlocks:
     @functools.cached_property
     def _ends(self) -> dict[str, int]:
         """Size in bytes of each file that was cut."""
-        return {split.location: split.stop for split in self.splits}  # the last of a file's splits comes last
+        return ends_of(self.splits)
 
     def entries(self, unit: int) -> Iterator[Entry]:
         """Foretell what reading a split asks for, but for the end of its last line."""
@@ -92,7 +91,7 @@ class LineBlocks:
             SourceChangedError: the file has another size than when it was listed.
             SourceError: with the file's name.
         """
-        self._check_size(split)
+        check_size(split.location, split.bytes if split.stop < 0 else self._ends[split.location])
         held, at, before = b"", split.start, split.start > 0
         with contextlib.closing(self._open(entry_of(_from_before(split)))) as stream:
             for data in iter(lambda: stream.read(_BLOCK_BYTES), b""):
@@ -113,16 +112,6 @@ class LineBlocks:
                 self._check(split, at, held)
         if held:
             yield TextBlock(held + self._rest_of_line(split, at, held), at)
-
-    def _check_size(self, split: Split) -> None:
-        """Compare a local file's size with the one that was listed; of remote files answers say the version."""
-        if storage.is_remote(split.location):
-            return
-        listed, found = split.bytes if split.stop < 0 else self._ends[split.location], storage.stat(split.location).size
-        if found != listed:
-            raise SourceChangedError(
-                f"{split.location} has changed since it was listed: it had {listed} bytes, and has {found}. {LIST_ANEW}"
-            )
 
     def widened(self, split: Split) -> Split:
         """Make a split as long as a block, if its file is."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from millrace.errors import SourceChangedError
 from millrace.planning.split_table import Split, SplitTable, splits_table
+from millrace.sources import storage
 from millrace.sources.reads import Reads
 from millrace.sources.source import ListingProgress
 from millrace.sources.storage import FileInfo
-from millrace.sources.store_requests import Entry
+from millrace.sources.store_requests import LIST_ANEW, Entry
 
 _PIECE_BYTES = 4 << 20
 """Size in bytes of a piece, at which the cost of opening it is negligible."""
@@ -71,6 +73,26 @@ def entry_of(split: Split) -> Entry:
     """Make the entry of a split of bytes."""
     size = split.bytes if split.stop < 0 and split.bytes else -1  # of a split that is a whole file
     return Entry(split.location, split.start, split.stop, split.version, size)
+
+
+def ends_of(splits: Sequence[Split]) -> dict[str, int]:
+    """Byte at which the last split of each file ends that was cut."""
+    return {split.location: split.stop for split in splits}  # the last of a file's splits comes last
+
+
+def check_size(location: str, listed: int) -> None:
+    """Compare a local file's size with the one that was listed; of remote files answers say the version.
+
+    Raises:
+        SourceChangedError: it is another one.
+    """
+    if storage.is_remote(location):
+        return
+    found = storage.stat(location).size
+    if found != listed:
+        raise SourceChangedError(
+            f"{location} has changed since it was listed: it had {listed} bytes, and has {found}. {LIST_ANEW}"
+        )
 
 
 def foretold(reads: Reads, split: Split, stop: int) -> Iterator[Entry]:
