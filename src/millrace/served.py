@@ -114,9 +114,9 @@ class ServedPipeline(Readable):
         from millrace.client.deferred_reader import DeferredReader
 
         first, reload = self._first, functools.partial(self._reload, share)
-        if first is not None and first() is not None and share is None:
+        if share is None and first is not None and (other := first()) is not None and not other.closed:
             # Both begin with these states, until one is asked.
-            begin, fresh = functools.partial(self._begin_instead, first, self._closings), self._passes.loaded[0]
+            begin, fresh = functools.partial(self._begin_instead, first, self._closings), self.before()
             return DeferredReader(reload, begin=begin, fresh=fresh)
         found = DeferredReader(reload, reader=self._resume(number, share))
         self._first = weakref.ref(found)
@@ -126,7 +126,7 @@ class ServedPipeline(Readable):
         """Go on with the loaded states in the place of an iterator that was not asked yet, or beside it."""
         with self._lock:
             following, other = self._passes.following, first()
-            if other is None and self._passes.loaded and closings == self._closings:
+            if (other is None or other.closed) and self._passes.loaded and closings == self._closings:
                 return self._resume(None, None)
             begin = functools.partial(self._begin_beside, following, None, closings)
             reader = None if other is None else other.hand_over(begin, self._fresh_state(following))
@@ -210,7 +210,7 @@ class ServedPipeline(Readable):
         """Begin the epoch that the loaded states lead to."""
         passes, loaded = self._passes, self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
-        if resumed is not None:
+        if resumed is not None and (share is not None or not resumed.over):
             return resumed  # it is where these states lead, and nobody has asked it for anything
         session = self._joined(share, loaded)
         following = session.next_epoch
@@ -325,7 +325,7 @@ class ServedPipeline(Readable):
 
     def before(self) -> Checkpoint:
         """State before anything is read."""
-        return self.loaded[0] if self.loaded else self._fresh_state()
+        return self._passes.before(self._fresh_state)
 
     def made_of(self, behind: Callable[[Node], Node] = lambda node: node, shown: str = "") -> MadeOf:
         """See :class:`Readable`; ``behind`` puts operators behind the last node, and ``shown`` says which."""

@@ -95,7 +95,7 @@ class WindowedPipeline(ServedPipeline):
 
         loaded = self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
-        if resumed is not None:
+        if resumed is not None and (share is not None or not resumed.over):
             return resumed
         first, epochs = loaded[0], self._epochs
         own = first.own if len(loaded) == 1 else None

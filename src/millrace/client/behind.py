@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
 
 from millrace.client.deferred_reader import DeferredReader
-from millrace.client.epoch_iterator import ServedIterator
+from millrace.client.epoch_iterator import NOTHING, ServedIterator
 from millrace.elements.chunk import Chunk
 from millrace.engine.run.arrival_metrics import ArrivalMetrics
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
@@ -76,21 +77,26 @@ class BehindReader(ServedIterator):
         loaded = [each for each in self._loaded if each.rank == rank or not reader.coordinated]
         self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(loaded, epoch))
         self._account = Account(self._graph, self._begin, reader.progress.made_of, ended=reader.over)
-        self._now[:] = [functools.partial(_during, self._reader.checkpoint, self._account, self._digest)]
+        kept = self._account, self._digest
+        self._now[:] = [functools.partial(_during, weakref.ref(self._reader), self._reader.checkpoint, *kept)]
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        element: Any = NOTHING
         try:
             with self._lock:
                 if self._account is not None and not (self._closed or self._failure):
-                    for element in self._account.current:
+                    for element in self._account.current:  # nothing can come between taking one and knowing of it
                         return element
                 if self._advance() and self._account is not None:
-                    return next(self._account.current)
+                    for element in self._account.current:
+                        return element
         except BaseException:
-            del self  # whoever keeps the traceback must not keep what reads
+            if element is not NOTHING:  # Ctrl-C on the way out: nobody has it
+                self.put_back(element)
+            del self, element  # whoever keeps the traceback must not keep what reads
             raise
         raise StopIteration
 
@@ -106,7 +112,6 @@ class BehindReader(ServedIterator):
             raise anew(self._failure)
         if self._closed:
             return False
-        self._started()
         try:
             chunk = self._next_chunk()
         except RunStoppedError:
@@ -128,11 +133,12 @@ class BehindReader(ServedIterator):
         return chunk is not None
 
     def _next_chunk(self) -> Chunk | None:
-        if self._account is None:
+        if self._account is None or self._reader.reader is None:  # where it was to begin another one begins now
             self._reader.begin()
             self._look()
-        if self._account is None or self._begin is None:
+        if self._account is None or self._begin is None or self._reader.reader is None:
             return None  # it was closed meanwhile
+        self._started()  # not before it has begun, with the states that were loaded
         if self._behind is None:
             take = functools.partial(_take, self._reader, self._closing)
             wake = functools.partial(_wake, self._reader, self._closing)
@@ -212,8 +218,13 @@ def _before(there: Callable[[], Checkpoint], digest: str) -> Checkpoint:
     return msgspec.structs.replace(there(), behind=digest)
 
 
-def _during(there: Callable[[], Checkpoint], account: Account, digest: str) -> Checkpoint:
+def _during(
+    reader: weakref.ref[DeferredReader], there: Callable[[], Checkpoint], account: Account, digest: str
+) -> Checkpoint:
     """State of an epoch being read: an input counts as yielded when all that was made of it was handed out."""
+    known = reader()
+    if known is not None and known.reader is None:  # another iterator reads that one
+        return _before(there, digest)
     counts, parts = account.now()
     state = there()
     if state.own is not None and state.own.known:

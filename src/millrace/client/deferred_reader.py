@@ -36,6 +36,7 @@ class DeferredReader:
 
     Attributes:
         reader: reads the epoch; None: it has not begun.
+        closed: nobody reads it any more, unless a state is loaded.
         number: of the epoch.
         progress: of the epoch; empty before it begins.
         checkpoint: how far the epoch was read; may be asked when the reader is gone, and does not keep it.
@@ -57,6 +58,7 @@ class DeferredReader:
         self._now: list[Callable[[], Checkpoint]] = []
         self.checkpoint = functools.partial(_latest, self._now)
         self.reader: AnyReader | None = None
+        self.closed = False
         if reader is not None:
             self._read_on(reader)
         else:
@@ -165,13 +167,14 @@ class DeferredReader:
             if before is not None and other is not before:
                 before.close()
             self._read_on(other)
+            self.closed = False
 
     def close(self) -> None:
         """Stop reading, or never begin. May be called any number of times."""
         if self.reader is not None:
             self.reader.close()  # a thread that waits for an element gives up
         with self._lock:
-            self._begin = self._awaits = None
+            self.closed, self._begin, self._awaits = True, None, None
             if self.reader is not None:
                 self.reader.close()
 

@@ -10,7 +10,8 @@ from millrace.client.deferred_reader import DeferredReader
 from millrace.engine.run.element_iterator import ElementIterator
 from millrace.planning.checkpoint import pack
 
-_NOTHING: Any = object()
+NOTHING: Any = object()
+"""What no element is."""
 
 
 class ServedIterator(ElementIterator):
@@ -55,7 +56,7 @@ class EpochIterator(ServedIterator):
         return self
 
     def __next__(self) -> Any:
-        element: Any = _NOTHING
+        element: Any = NOTHING
         try:
             with self._lock:
                 for element in self._reader.progress.current:  # nothing can come between taking one and knowing of it
@@ -64,7 +65,7 @@ class EpochIterator(ServedIterator):
                     for element in self._reader.progress.current:
                         return element
         except BaseException:
-            if element is not _NOTHING:  # Ctrl-C on the way out: nobody has it
+            if element is not NOTHING:  # Ctrl-C on the way out: nobody has it
                 self.put_back(element)
             del self, element  # who keeps the traceback, as interpreters do with the last one, must not keep what reads
             raise

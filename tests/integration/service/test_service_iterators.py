@@ -83,14 +83,32 @@ class TestTwoIterators:
             third.load_state_dict(state)
             assert values(third) == values(shuffled())
 
+    @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
     @pytest.mark.parametrize("asked", [0, 1], ids=["the first", "the second"])
-    def test_of_two_that_begin_with_a_loaded_state_the_one_that_is_asked_first_has_it(self, numbers, asked):
-        iterator = iter(numbers)
+    def test_of_two_that_begin_with_a_loaded_state_the_one_that_is_asked_first_has_it(self, numbers, asked, behind):
+        dataset = numbers.map(lambda number: number).enumerate().map(lambda pair: pair[1]) if behind else numbers
+        iterator = iter(dataset)
         next(iterator)
-        numbers.load_state_dict(iterator.state_dict())
-        both = [iter(numbers), iter(numbers)]
+        dataset.load_state_dict(iterator.state_dict())
+        both = [iter(dataset), iter(dataset)]
         assert values(both[asked]) == values(shuffled())[1:]
+        if asked:  # the first has handed over what it was to read
+            state = both[0].state_dict()
+            assert (state["epoch"], state["done"], state.get("counts", [])) == (1, 0, [])
         assert len(list(both[1 - asked])) == COUNT // 2, "another pass"
+
+    @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
+    @pytest.mark.parametrize("late", [False, True], ids=["made before", "made after"])
+    def test_one_that_is_closed_before_it_was_asked_leaves_the_loaded_state_to_the_next(self, numbers, late, behind):
+        dataset = numbers.enumerate().map(lambda pair: pair[1]) if behind else numbers
+        iterator = iter(dataset)
+        next(iterator)
+        dataset.load_state_dict(iterator.state_dict())
+        with iter(dataset) as probe, iter(dataset) as second:
+            assert probe.state_dict()["epoch"] == second.state_dict()["epoch"] == 0
+            probe.close()
+            next_one = iter(dataset) if late else second  # while the first lives
+            assert values(next_one) == values(shuffled())[1:]
 
     def test_of_a_job_with_a_name_the_second_is_refused_and_the_first_goes_on(self, service):
         with mr.Dataset.range(COUNT).distribute(service.address, job_name="named", tasks=6) as dataset:

@@ -188,6 +188,7 @@ def _arrivals(account: Account, take: Callable[[], Arrival], measure: Measure) -
 def _operator(task: RunningTask, account: Account, number: int, node: g.Node, chunks: Chunks) -> Chunks:
     context, run = BehindContext(task, number, 0), OPERATORS[type(node)]
     if account.inexact is not None:
+        context.traces = False
         return run(node, [chunks], context)
     done = account.done(number)
     if isinstance(node, COUNTING):
@@ -255,8 +256,8 @@ class Account:
         with self._lock:
             if self._chunk is not None:
                 self._settle(self._chunk, len(self._chunk))
-            self._chunk = chunk
-            self.current = iter(chunk.elements if chunk is not None else [])
+            # At once: whoever is interrupted between them would have handed out all of it.
+            self._chunk, self.current = chunk, iter(chunk.elements if chunk is not None else [])
             self._touched = self._touched or chunk is not None
             if self.inexact is not None and self._touched:
                 self._release(None)
@@ -390,16 +391,18 @@ class BehindContext(NodeContext):
 
     Attributes:
         made: (position of the first, origin and position of the parent) of what it makes of others, in order.
+        traces: whether somebody takes these away.
     """
 
     def __init__(self, task: RunningTask, number: int, repetition: int) -> None:
         super().__init__(task, number, repetition)
         self.made: deque[tuple[int, Traced, int]] = deque()
+        self.traces = True
 
     def children(self, parent: Chunk, index: int) -> int:
         """First position of the elements made of one element."""
         first = super().children(parent, index)
-        if isinstance(parent.origin, Traced):
+        if self.traces and isinstance(parent.origin, Traced):
             self.made.append((first, parent.origin, int(parent.positions[index])))
         return first
 

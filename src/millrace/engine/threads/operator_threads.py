@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -81,7 +82,8 @@ class ThreadPool:
         if not getattr(self._inside, "here", False):
             until = clock() + shutdown_timeout()
             for thread in threads:
-                thread.join(max(0.0, until - clock()))
+                with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun
+                    thread.join(max(0.0, until - clock()))
 
 
 def _work_off(
