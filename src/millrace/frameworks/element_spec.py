@@ -64,6 +64,12 @@ def is_strings(element: Any) -> bool:
     return isinstance(element, list) and bool(element) and all(isinstance(item, (str, bytes)) for item in element)
 
 
+def _are_strings(elements: Sequence[Any]) -> bool:
+    """Whether they are lists of strings, of which some may be empty."""
+    lists = all(isinstance(each, list) for each in elements)
+    return lists and any(map(is_strings, elements)) and all(is_strings(each) or not each for each in elements)
+
+
 def as_leaf(leaf: Any, path: Path) -> npt.NDArray[Any]:
     """Make a leaf an array: strings become objects, other arrays stay as they are, but for the order of their bytes.
 
@@ -92,7 +98,7 @@ def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
         if any(not isinstance(other, dict) or other.keys() != first.keys() for other in elements):
             raise _differ(path)
         return {key: _spec([each[key] for each in elements], varying, (*path, key)) for key in first}
-    if isinstance(first, (tuple, list)) and not is_strings(first):
+    if isinstance(first, (tuple, list)) and not _are_strings(elements):
         lists = all(isinstance(each, list) for each in elements)
         if lists and not path and (len(first) in varying.rows or len({len(each) for each in elements}) > 1):
             return ListSpec(_spec([item for each in elements for item in each], varying, (0,)))
@@ -109,7 +115,8 @@ def _columns(elements: Sequence[RaggedArray]) -> list[tuple[str, list[Any]]]:
 
 
 def _leaf_spec(leaves: Sequence[Any], varying: Varying, path: Path) -> ArraySpec:
-    arrays = [as_leaf(leaf, path) for leaf in leaves]
+    strings = _are_strings(leaves)
+    arrays = [np.array(leaf, dtype=object) if strings else as_leaf(leaf, path) for leaf in leaves]
     first = arrays[0]
     types = sorted({str(array.dtype) for array in arrays})
     if len(types) > 1 or len({array.ndim for array in arrays}) > 1:
@@ -121,7 +128,8 @@ def _leaf_spec(leaves: Sequence[Any], varying: Varying, path: Path) -> ArraySpec
         short = axis == 0 and size in varying.rows
         if padded or short or any(array.shape[axis] != size for array in arrays):
             shape[axis] = None
-    return ArraySpec(tuple(shape), _dtype(leaves[0], first))
+    known = next((place for place, leaf in enumerate(leaves) if not strings or leaf), 0)
+    return ArraySpec(tuple(shape), _dtype(leaves[known], arrays[known]))
 
 
 def _dtype(leaf: Any, array: npt.NDArray[Any]) -> np.dtype[Any]:

@@ -41,6 +41,8 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
     if leaf is None or isinstance(leaf, (str, bytes)):
         return None
     array = np.asarray(leaf)
+    if array.dtype.kind == "m" or array.dtype.char in "gG":  # numbers to numpy: times between, and long doubles
+        return None
     if array.dtype.kind not in "biufc" and not jnp.issubdtype(array.dtype, np.number):  # bfloat16 and its like
         return None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

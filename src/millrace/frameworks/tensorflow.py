@@ -138,7 +138,12 @@ def _conform(element: Any, spec: Any, path: Path) -> Any:
     array = as_leaf(element, path)
     dtype = spec.dtype.as_numpy_dtype
     if not isinstance(element, (np.ndarray, np.generic)) and np.can_cast(array.dtype, dtype, "same_kind"):
-        array = array.astype(dtype)  # Python's numbers have no size of their own
+        given, array = array, array.astype(dtype)  # Python's numbers have no size of their own
+        if given.dtype.kind in "iu" and np.any(given != array):
+            raise PipelineError(
+                f"{spec.dtype.name}, which the element_spec says at {path_text(path)}, cannot hold the "
+                f"{given.flat[np.argmax(np.ravel(given != array))]} that an element has there; give it a larger type"
+            )
     if array.dtype != dtype or not spec.shape.is_compatible_with(array.shape):
         raise _misfit(array, f"{spec.dtype.name} of shape {spec.shape}", path)
     return array

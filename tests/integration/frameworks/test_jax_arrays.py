@@ -22,6 +22,8 @@ def test_arrays_and_numbers_become_arrays_the_rest_stays():
         "u": np.array(["p"]),
         "d": np.zeros(1, "M8[s]"),
         "v": np.zeros(2, "V3"),
+        "td": np.zeros(1, "m8[ms]"),
+        "long": np.zeros(1, np.longdouble),
     }
     (found,) = mr.Dataset.from_list([element]).jax()
     assert all(isinstance(found[key], jax.Array) for key in "an")
@@ -30,7 +32,7 @@ def test_arrays_and_numbers_become_arrays_the_rest_stays():
     assert isinstance(found["t"], tuple)
     assert found["t"][1][0].dtype == jnp.bool_
     assert list(found) == list(element)
-    for key in ("s", "b", "none", "u", "d", "v"):
+    for key in ("s", "b", "none", "u", "d", "v", "td", "long"):
         assert found[key] is element[key]
 
 

@@ -106,6 +106,13 @@ class TestSpecs:
         assert tensors.element_spec == spec
         assert [(a.numpy().tolist(), int(b)) for a, b in tensors] == [([1, 2], 3), ([4.5], 5)]
 
+    @pytest.mark.parametrize("tags", [[[], ["a"]], [["a", "b"], []], [[], [], [b"a"]]])
+    def test_lists_of_strings_may_be_empty(self, tags):
+        tensors = mr.Dataset.from_list([{"tags": each} for each in tags]).tensorflow()
+        assert tensors.element_spec["tags"] == tf.TensorSpec((None,), tf.string)
+        found = [each["tags"].numpy().tolist() for each in tensors]
+        assert found == [[tag.encode() if isinstance(tag, str) else tag for tag in each] for each in tags]
+
     def test_computes_nothing_if_explicit(self):
         def fail(x):
             raise AssertionError("computed")
@@ -151,6 +158,12 @@ class TestMistakes:
         tensors = mr.Dataset.from_list([{"a": np.arange(3)}]).tensorflow(spec)
         with pytest.raises(tf.errors.OpError, match=message):
             list(tensors)
+
+    @pytest.mark.parametrize("element", [3_000_000_000, [1, -3_000_000_000]])
+    def test_a_number_that_the_type_cannot_hold(self, element):
+        spec = tf.TensorSpec(np.shape(element), tf.int32)
+        with pytest.raises(tf.errors.OpError, match=r"int32, which the element_spec says at .root., cannot hold the"):
+            list(mr.Dataset.from_list([element]).tensorflow(spec))
 
 
 class TestTraining:
