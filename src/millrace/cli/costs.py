@@ -29,10 +29,11 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_estimate(kinds)
 
 
-def _add_prices(command: argparse.ArgumentParser, default: str) -> None:
+def _add_prices(command: argparse.ArgumentParser, default: str, value: str | None = None) -> None:
     command.add_argument(
         "--prices",
         metavar="FILE",
+        default=value,
         help=f"TOML (docs/cost.md), or aws, azure or gcp for those that come with millrace; default: {default}",
     )
 
@@ -57,9 +58,10 @@ def _add_estimate(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     training.add_argument(
         "--preprocess", type=amount, default=0.0, metavar="S", help="seconds of one core for one sample (default 0)"
     )
-    _add_prices(command, "those of the provider that a listed URL names, else aws")
+    # What was given before "estimate" is not to be lost.
+    _add_prices(command, "those of the provider that a listed URL names, else aws", argparse.SUPPRESS)
     _add_conditions(command.add_argument_group("what is assumed"))
-    add_json(command)
+    add_json(command, argparse.SUPPRESS)
     command.set_defaults(run=_estimate)
 
 

@@ -147,9 +147,14 @@ def add_process(command: argparse.ArgumentParser) -> None:
     command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
 
 
-def add_json(command: argparse.ArgumentParser | argparse._MutuallyExclusiveGroup) -> None:
-    """Add the option by which a command answers in JSON."""
-    command.add_argument("--json", action="store_true", help="for programs")
+def add_json(command: argparse.ArgumentParser | argparse._MutuallyExclusiveGroup, default: bool | str = False) -> None:
+    """Add the option by which a command answers in JSON.
+
+    Args:
+        command: the command, or a group of its options.
+        default: :data:`argparse.SUPPRESS` where the command above has it, too, and may have been given it.
+    """
+    command.add_argument("--json", action="store_true", default=default, help="for programs")
 
 
 def token_of(options: argparse.Namespace) -> str | None:

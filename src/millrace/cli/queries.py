@@ -6,6 +6,7 @@ import argparse
 import os
 
 from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_certificates, add_json, seconds, token_of
+from millrace.errors import MillraceError
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -15,7 +16,9 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     form = command.add_mutually_exclusive_group()
     add_json(form)
     form.add_argument("--metrics", action="store_true", help="as Prometheus reads it")
-    command.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+    command.add_argument(
+        "--watch", action="store_true", help="show it again every second, until Ctrl-C; with --json a line each time"
+    )
     command.add_argument(
         "--check",
         action="store_true",
@@ -67,6 +70,10 @@ def _status(options: argparse.Namespace) -> int:
         waits = check(options.service, token_of(options), options.timeout, options.tls)
         print(f"the dispatcher answers, and waits: {waits}" if waits else "the dispatcher answers")
         return 0
+    if options.watch and options.metrics:
+        raise MillraceError(
+            "--watch shows tables or lines of JSON, and --metrics what Prometheus asks for once: say one"
+        )
     if options.watch:
         answers = watch_status(options.service, token_of(options), options.timeout, options.tls)
         status.watch(until_interrupted(answers), as_lines=options.json)

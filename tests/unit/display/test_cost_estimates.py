@@ -82,6 +82,11 @@ def written(prices, tmp_path, capsys):
     return str(path)
 
 
+def test_what_is_said_of_costs_before_estimate_counts(prices, written, capsys):
+    assert main(["cost", "--json", "--prices", prices, *ASKED[1:], "--workers", "3"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path(written).read_text())
+
+
 def test_places_to_read_from_are_compared_in_a_table(prices, capsys):
     assert main([*ASKED, "--hosts", "2", "--preprocess", "0.004", "--prices", prices]) == 0
     assert capsys.readouterr().out == PRINTED
