@@ -5,6 +5,7 @@ Quiver calls this co-operative miss handling (section 5.2).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
@@ -48,13 +49,14 @@ class ItemClaims:
         self._claim_s = claim_s
         self._claims: dict[bytes, _Claim] = {}  # in the order in which they run out
         self._keys: dict[Hashable, set[bytes]] = {}  # by peer, of claims that it owns or waits for
+        self._askers = Counter[Hashable]()  # by peer, its questions that own a claim or wait for one
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def asked_by(self, peer: Hashable) -> int:
-        """Count the keys that a peer fetches or waits for."""
-        return len(self._keys.get(peer, ()))
+        """Count the questions of a peer for what it fetches or waits for."""
+        return self._askers[peer]
 
     def ask(self, key: bytes, asker: Asker, now: float) -> bool:
         """Take in a question for what is missing.
@@ -63,6 +65,7 @@ class ItemClaims:
             whether the asker is to fetch it; if not, it waits for who does.
         """
         self._keys.setdefault(asker.peer, set()).add(key)
+        self._askers[asker.peer] += 1
         claim = self._claims.get(key)
         if claim is None:
             self._claims[key] = _Claim(asker, now + self._claim_s)
@@ -79,7 +82,9 @@ class ItemClaims:
         claim = self._claims.pop(key, None)
         if claim is None:
             return []
-        self._forget(key, [claim.owner, *claim.waiting])
+        askers = [claim.owner, *claim.waiting]
+        self._answered(askers)
+        self._forget(key, askers)
         return claim.waiting
 
     def release(self, key: bytes, peer: Hashable, now: float) -> Asker | None:
@@ -105,6 +110,7 @@ class ItemClaims:
             claim.waiting = [asker for asker in claim.waiting if asker.peer != peer]
             if claim.owner.peer == peer and (heir := self._pass_on(key, claim, now)) is not None:
                 heirs.append(heir)
+        self._askers.pop(peer, None)
         return heirs
 
     def expire(self, now: float) -> list[Asker]:
@@ -128,6 +134,7 @@ class ItemClaims:
     def _pass_on(self, key: bytes, claim: _Claim, now: float) -> Asker | None:
         del self._claims[key]
         before = claim.owner
+        self._answered([before])
         if not claim.waiting:
             self._forget(key, [before])
             return None
@@ -136,6 +143,12 @@ class ItemClaims:
         if all(asker.peer != before.peer for asker in (claim.owner, *claim.waiting)):
             self._forget(key, [before])
         return claim.owner
+
+    def _answered(self, askers: Iterable[Asker]) -> None:
+        for asker in askers:
+            self._askers[asker.peer] -= 1
+            if self._askers[asker.peer] <= 0:
+                del self._askers[asker.peer]
 
     def _forget(self, key: bytes, askers: Iterable[Asker]) -> None:
         for peer in {asker.peer for asker in askers}:

@@ -97,11 +97,11 @@ class ItemExchange(Generic[I]):
         """
         if len(asked.numbers) != len(asked.keys):
             raise ProtocolError(f"{len(asked.numbers)} numbers came for {len(asked.keys)} keys")
+        if self._claims.asked_by(peer) + unsent + len(asked.keys) > msg.MOST_ASKED:
+            raise ProtocolError(f"more than {msg.MOST_ASKED} questions wait for their answers")
         if not asked.keys:
             return [ItemReply(peer, 0, data=b"")]  # it lives, under a number that is nobody's
         keys = [checked_key(tenant, key) for key in asked.keys]
-        if self._claims.asked_by(peer) + unsent + len(keys) > msg.MOST_ASKED:
-            raise ProtocolError(f"more than {msg.MOST_ASKED} questions wait for their answers")
         return [
             answer
             for number, key, item in zip(asked.numbers, keys, self._look_up(keys), strict=True)

@@ -174,6 +174,9 @@ class _Peer:
                     return
         except MillraceError:
             self._connection.close()  # the receiving thread sees it too, and cleans up
+        except Exception:  # a bug of ours must not leave the peer waiting
+            _logger.exception("cannot answer %s", self._connection.peer)
+            self._connection.close()
 
     def _send(self, answer: _Answer | None) -> bool:
         """Send an answer and those that wait behind it; whether the end was among them."""

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from millrace.cache_server.item_index import is_damaged, load_index
 from millrace.errors import CacheError
 from millrace.policies.caching.source_eviction import IDLE_S, SegmentUse, victim
 from millrace.private_folder import make_private, private
@@ -27,7 +28,6 @@ from millrace.protocol.source_cache_messages import DATA_NAME_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_LAYOUT = 3
 _INDEX = "index.db"
 _LOCK = "lock"
 _OURS = re.compile(r"index\.db(-wal|-shm|-journal)?|lock|\d{8}\.segment")
@@ -40,18 +40,6 @@ _LABELS_AT_ONCE = 16
 """Labels that are written at a time, each to a segment of its own."""
 _LEAST_COUNTED = 16
 """A segment counts as this part of a full one at least, so that there are not many more than full ones would be."""
-_TABLES = f"""
-create table if not exists segments (number integer primary key, size integer not null, label blob not null);
-create table if not exists items (
-    place blob primary key, segment integer not null, start integer not null, size integer not null,
-    checksum integer not null
-) without rowid;
-create index if not exists by_segment on items (segment);
-create table if not exists names (name blob primary key, place blob not null) without rowid;
-create index if not exists by_place on names (place);
-pragma user_version = {_LAYOUT};
-"""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -102,21 +90,14 @@ class ItemStore:
         self._files: OrderedDict[int, int] = OrderedDict()
         self._closed = False
         self._complained = False
+        self._last = 0
         with _errors(folder):
             self._held = _opened(folder)
             try:
                 _hold(self._held, folder)
-                self._base = self._open_index()
-                now = clock()
-                rows = self._base.execute("select number, size, label from segments").fetchall()
-                self._sizes: dict[int, int] = {number: size for number, size, _ in rows}
-                self._labels: dict[int, bytes] = {number: label for number, _, label in rows}
-                (self._count,) = self._base.execute("select count(*) from items").fetchone()
-                self._used = dict.fromkeys(self._sizes, now)
-                self._last = max(self._sizes, default=0)
                 self._writing: dict[bytes, _Writing] = {}  # by label, the one that was written last at the end
                 self._kept: dict[bytes, frozenset[bytes]] = {}  # labels, by the data that they are of
-                self._remove_strangers()
+                self._load()
                 while sum(self._sizes.values()) > most_bytes:
                     self._remove(min(self._sizes))
             except BaseException:
@@ -144,30 +125,34 @@ class ItemStore:
                     if item is not None:
                         self._used[item.segment] = now
         except sqlite3.Error as error:
-            self._complain("read", error)
+            self._failed("read", error)
             return [None] * len(contents), [None] * len(names)
         return found, named
 
     def read(self, item: StoredItem) -> bytes | None:
         """Read an item, and check it; None: it has gone meanwhile, or is damaged and goes now."""
-        with self._lock:
-            handle = self._opened(item.segment)
-            if handle is None:
-                return None
-            handle = os.dup(handle)  # another thread may close it to open others
         try:
-            data = os.pread(handle, item.size, item.start)
-        except OSError as error:
-            self._complain("read", error)
+            with self._lock:
+                handle = self._opened(item.segment)
+                if handle is None:
+                    return None
+                handle = os.dup(handle)  # another thread may close it to open others
+            try:
+                data = os.pread(handle, item.size, item.start)
+            finally:
+                os.close(handle)
+        except (OSError, sqlite3.Error) as error:
+            self._failed("read", error)
             return None
-        finally:
-            os.close(handle)
         if len(data) == item.size and zlib.crc32(data) == item.checksum:
             return data
-        with self._lock, self._index() as base:
-            _logger.warning("an item in segment %d of %s is damaged; it goes", item.segment, self._folder)
-            gone = base.execute("delete from items where segment = ? and start = ?", (item.segment, item.start))
-            self._count -= gone.rowcount
+        _logger.warning("an item in segment %d of %s is damaged; it goes", item.segment, self._folder)
+        try:
+            with self._lock, self._index() as base:
+                gone = base.execute("delete from items where segment = ? and start = ?", (item.segment, item.start))
+                self._count -= gone.rowcount
+        except sqlite3.Error as error:
+            self._failed("written", error)
         return None
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -201,7 +186,7 @@ class ItemStore:
                 self._used[item.segment] = self._clock()
                 return item
         except (OSError, sqlite3.Error) as error:
-            self._complain("written", error)
+            self._failed("written", error)
             return None
 
     def keep_labels(self, sets: Mapping[bytes, Collection[bytes]]) -> None:
@@ -218,7 +203,7 @@ class ItemStore:
                     if not self._keeps(label):
                         self._remove(number)
         except (OSError, sqlite3.Error) as error:
-            self._complain("written", error)
+            self._failed("written", error)
 
     def _keeps(self, label: bytes) -> bool:
         kept = self._kept.get(label[:DATA_NAME_BYTES]) if label else None
@@ -292,12 +277,11 @@ class ItemStore:
 
     def _begin_segment(self, label: bytes) -> _Writing:
         self._end_segment(label)
-        number = self._last + 1
-        handle = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-        self._last = number
-        self._writing[label] = writing = _Writing(number, handle)
+        self._last = number = self._last + 1  # whatever fails, it is never used again
         self._base.execute("insert into segments values (?, 0, ?)", (number, label))
+        handle = private(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         self._sizes[number], self._used[number], self._labels[number] = 0, self._clock(), label
+        self._writing[label] = writing = _Writing(number, handle)
         self._close_others()
         return writing
 
@@ -339,12 +323,15 @@ class ItemStore:
             if self._closed:
                 return
             self._closed = True
-            for label in list(self._writing):
-                self._end_segment(label)
-            while self._files:
-                os.close(self._files.popitem()[1])
-            self._base.close()
+            self._close_files()
             os.close(self._held)
+
+    def _close_files(self) -> None:
+        for label in list(self._writing):
+            self._end_segment(label)
+        while self._files:
+            os.close(self._files.popitem()[1])
+        self._base.close()
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -379,18 +366,32 @@ class ItemStore:
             if self._base.in_transaction:  # a full disk may have ended it
                 self._base.execute("commit")
 
-    def _open_index(self) -> sqlite3.Connection:
+    def _load(self) -> None:
+        """Open the index, and learn what there is; nothing is where it is damaged.
+
+        Raises:
+            CacheError: it can't be used now.
+        """
         path = os.path.join(self._folder, _INDEX)
         try:
-            return _connected(path)
+            loaded = load_index(path)
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
+            if not is_damaged(error):
                 raise CacheError(f"{path}: {error}") from error
-            _logger.warning("%s can't be read (%s): the cache begins empty", path, error)
+            self._remove_files(error)
+            loaded = load_index(path)
+        self._base, rows, self._count = loaded
+        self._sizes: dict[int, int] = {number: size for number, size, _ in rows}
+        self._labels: dict[int, bytes] = {number: label for number, _, label in rows}
+        self._used = dict.fromkeys(self._sizes, self._clock())
+        self._last = max(self._sizes, default=0)
+        self._remove_strangers()
+
+    def _remove_files(self, error: sqlite3.Error) -> None:
+        _logger.warning("the index in %s can't be read (%s): the cache begins empty", self._folder, error)
         for name in os.listdir(self._folder):
-            if _OURS.fullmatch(name) and name != _LOCK:
+            if is_own(name) and name != _LOCK:
                 os.unlink(os.path.join(self._folder, name))
-        return _connected(path)
 
     def _remove_strangers(self) -> None:
         """Remove segments that the index doesn't know, and forget those that are not there."""
@@ -400,8 +401,15 @@ class ItemStore:
         for number in self._sizes.keys() - there:
             self._remove(number)
 
-    def _complain(self, what: str, error: Exception) -> None:
-        if not self._complained:
+    def _failed(self, what: str, error: Exception) -> None:
+        """Begin empty if the index is damaged; else say, once, that nothing is read or written."""
+        if isinstance(error, sqlite3.Error) and is_damaged(error):
+            with contextlib.suppress(CacheError, OSError, sqlite3.Error), self._lock:
+                if not self._closed:
+                    self._close_files()
+                    self._remove_files(error)
+                    self._load()
+        elif not self._complained:
             self._complained = True
             _logger.warning(
                 "the cache in %s can't be %s: %s. What is asked for is read from where it is stored; this is said once",
@@ -430,26 +438,9 @@ def _found(base: sqlite3.Connection, statement: str, key: bytes) -> StoredItem |
     return None if row is None else StoredItem(*row)
 
 
-def _connected(path: str) -> sqlite3.Connection:
-    with contextlib.suppress(FileExistsError):
-        os.close(private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-    base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        base.execute("pragma journal_mode = wal")
-        base.execute("pragma synchronous = off")
-        base.execute(f"pragma journal_size_limit = {4 << 20}")
-        _check_layout(base)
-        base.executescript(_TABLES)
-    except BaseException:
-        base.close()
-        raise
-    return base
-
-
-def _check_layout(base: sqlite3.Connection) -> None:
-    (layout,) = base.execute("pragma user_version").fetchone()
-    if layout not in {0, _LAYOUT}:
-        raise sqlite3.DatabaseError(f"it has layout {layout}")
+def is_own(name: str) -> bool:
+    """Whether a store makes files of this name in its folder."""
+    return _OURS.fullmatch(name) is not None
 
 
 def check_folder(folder: str) -> None:
@@ -464,7 +455,7 @@ def check_folder(folder: str) -> None:
 
 def _opened(folder: str) -> int:
     """Make the folder if need be, and open the file that whoever uses it holds."""
-    make_private(folder, lambda name: _OURS.fullmatch(name) is not None)
+    make_private(folder, is_own)
     return private(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from millrace.cli.descriptor_limit import FOR_MANY_PEERS, raise_descriptors
 from millrace.cli.options import LOOPBACK, TOKEN, add_listening, add_process, add_zone, size, tls_of, token_of
 from millrace.cli.shutdown import end_with, exit_status
 
@@ -32,13 +33,15 @@ def add_cache_server(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _cache_server(options: argparse.Namespace) -> int:
     from millrace.blocks.disk_capacity import default_bytes
+    from millrace.cache_server import item_store
     from millrace.cache_server.process import CacheServerProcess
 
+    raise_descriptors(FOR_MANY_PEERS)  # each connection of a worker takes two where there is TLS
     folder = os.path.abspath(options.dir)
     server = CacheServerProcess(
         options.dispatcher,
         folder,
-        options.bytes or default_bytes(folder),
+        options.bytes or default_bytes(folder, item_store.is_own),
         token=token_of(options),
         host=options.host or LOOPBACK,
         port=options.port,

@@ -6,13 +6,13 @@ import argparse
 import importlib
 import json
 import os
-import resource
 import secrets
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 from millrace.cli.clusters import add_clusters, caches_on_nodes, cluster_of, of_cache_server
+from millrace.cli.descriptor_limit import FOR_MANY_PEERS, FOR_WORKER, raise_descriptors
 from millrace.cli.options import (
     LOOPBACK,
     TOKEN,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")
 """Modules that a worker's first task needs: loaded while it waits for the dispatcher's address."""
-_FOR_WORKER = 4096
-_FOR_DISPATCHER = 65536
 _OWN_THREADS = 24
 """Of a worker, beside those of user functions."""
 
@@ -191,22 +189,17 @@ def _dispatcher(options: argparse.Namespace) -> int:
         )
     if options.cache_dir is not None and options.cache_bytes is None:
         from millrace.blocks.disk_capacity import default_bytes
+        from millrace.blocks.stores import file_store
 
-        options.cache_bytes = default_bytes(options.cache_dir)
+        options.cache_bytes = default_bytes(options.cache_dir, file_store.is_own)
     if options.source_cache is not None and not caches_on_nodes(options):
         from millrace.cache_server.item_store import check_folder
 
         check_folder(options.source_cache)  # else what is started for it would say so again and again
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever connects makes it write lines
-    _raise_descriptors(_FOR_DISPATCHER)  # each peer takes one
+    raise_descriptors(FOR_MANY_PEERS)  # each peer takes one
     asyncio.run(_dispatch(options))
     return 0
-
-
-def _raise_descriptors(wanted: int) -> None:
-    """Raise this process's limit on file descriptors, which often is 1,024, to ``wanted`` if it may be."""
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, wanted)), most))
 
 
 async def _dispatch(options: argparse.Namespace) -> None:
@@ -334,7 +327,7 @@ def _worker(options: argparse.Namespace) -> int:
         dispatcher = sys.stdin.readline().strip()
         if not dispatcher:
             return 0  # whoever would have said it has ended
-    _raise_descriptors(_FOR_WORKER)  # each piece of shared memory takes one
+    raise_descriptors(FOR_WORKER)  # each piece of shared memory takes one
     if options.memory is not None:
         from millrace.engine.user_code.memory_limit import limit_memory
 

@@ -18,7 +18,7 @@ from millrace.sources.store_requests import Entry
 from millrace.wire.backoff import delays
 from millrace.worker.chunk_labels import Label
 from millrace.worker.item_questions import ItemAnswer, ItemQuestions, NextStep, next_step
-from millrace.worker.source_cache import PING_S, SILENT_S, key_of
+from millrace.worker.source_cache import LEAST_RATE, PING_S, SILENT_S, key_of
 
 if TYPE_CHECKING:
     from millrace.simulation.cache_server_fleet import Mishap
@@ -65,7 +65,7 @@ class Link:
     def __init__(self, job: str, address: str) -> None:
         self.job, self.address = job, address
         self.session: Connection | None = None
-        self.questions = ItemQuestions[Wanted](SILENT_S)
+        self.questions = ItemQuestions[Wanted](SILENT_S, LEAST_RATE)
         self.failed = self.closed = self.pinging = False
         self.not_before = 0.0
         self.pauses: Iterator[float] | None = None
@@ -249,7 +249,7 @@ class ItemReads:
         if self._network.reachable(self._worker, server):
             tenant = self._worker.cluster.tenants[link.job]
             link.session = Connection(self._network, self._worker, server, tenant)
-            link.questions, link.pinging = ItemQuestions[Wanted](SILENT_S), False
+            link.questions, link.pinging = ItemQuestions[Wanted](SILENT_S, LEAST_RATE), False
             self._by_session[link.session] = link
 
     def broken(self, connection: Connection) -> bool:

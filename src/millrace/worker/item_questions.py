@@ -34,11 +34,14 @@ class ItemQuestions(Generic[W]):
     """Questions of one connection to a cache server. Not thread-safe.
 
     Args:
-        silent_s: seconds without a word after which a server that owes an answer is taken to hang.
+        silent_s: seconds after which a server is taken to hang that owes an answer and says nothing, or takes in
+            nothing of what it is sent.
+        least_rate: bytes a second at which a server that lives sends an item, or takes one in.
     """
 
-    def __init__(self, silent_s: float) -> None:
-        self._silent_s = silent_s
+    def __init__(self, silent_s: float, least_rate: float) -> None:
+        self._silent_s, self._least_rate = silent_s, least_rate
+        self._sending = False
         self._asked: dict[int, W] = {}
         self._number = 0
         self._heard = 0.0
@@ -51,7 +54,7 @@ class ItemQuestions(Generic[W]):
     def ask(self, waiter: W, now: float) -> int:
         """Take in a question of one who waits for the answer, and number it."""
         self._number += 1
-        if not self._asked:
+        if not (self._asked or self._sending):
             self._heard = now
         self._asked[self._number] = waiter
         return self._number
@@ -60,9 +63,22 @@ class ItemQuestions(Generic[W]):
         """Wait no more for an answer; False: it has come."""
         return self._asked.pop(number, None) is not None
 
+    def sends(self, size: int, now: float) -> None:
+        """Note that an item of so many bytes begins to be sent."""
+        self._sending = True
+        self.moves(size, now)
+
+    def sent(self) -> None:
+        """Note that the item was sent."""
+        self._sending = False
+
+    def moves(self, size: int, now: float) -> None:
+        """Note that an item of so many bytes is on its way, during which the server may say nothing else."""
+        self._heard = max(self._heard, now + size / self._least_rate)
+
     def is_silent(self, now: float) -> bool:
-        """Whether the server owes an answer and has said nothing for too long."""
-        return self.owed and now - self._heard > self._silent_s
+        """Whether the server has said nothing, and taken nothing in, for too long."""
+        return (self.owed or self._sending) and now - self._heard > self._silent_s
 
     def heard(self, header: msg.CacheAnswer, payload: memoryview, now: float) -> list[tuple[W, ItemAnswer]]:
         """Take in what the server says; return who has waited for it, and with which answer.
@@ -70,7 +86,7 @@ class ItemQuestions(Generic[W]):
         Raises:
             ProtocolError: its sizes are not those of the payload.
         """
-        self._heard = now
+        self._heard = max(self._heard, now) if self._sending else now
         found: list[tuple[W, ItemAnswer]] = []
         match header:
             case msg.FetchItems(numbers=numbers):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from millrace.wire.address import parse_address
 from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.wire.data.data_keys import Credential
+from millrace.wire.data.frames import aligned_buffer
 from millrace.wire.tls_files import TlsFiles, beyond_loopback
 from millrace.worker.item_questions import FETCH, ItemAnswer, ItemQuestions, NextStep, next_step
 
@@ -36,6 +38,8 @@ PING_S = 1.0
 """Seconds after which a server that owes an answer is asked whether it lives."""
 SILENT_S = 4.0
 """Seconds after which a server that owes an answer, and says nothing at all, is taken to hang."""
+LEAST_RATE = 4 << 20
+"""Bytes a second at which an item is sent or received at least, unless the other end hangs."""
 WAIT_S = 90.0
 """Seconds for which others may fetch what is waited for: three of them in turn."""
 _TOGETHER = 256
@@ -287,7 +291,7 @@ class _Session:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._unsent = 0
-        self._questions = ItemQuestions[Future[ItemAnswer]](SILENT_S)
+        self._questions = ItemQuestions[Future[ItemAnswer]](SILENT_S, LEAST_RATE)
         self._queue: queue.SimpleQueue[tuple[int | msg.CacheRequest, bytes] | None] = queue.SimpleQueue()
         self.live = True
         self._threads = [
@@ -308,24 +312,33 @@ class _Session:
                 return None
             number = self._questions.ask(future, time.monotonic())
         self._queue.put((number, key))
-        try:
-            return future.result(WAIT_S)
-        except TimeoutError:
-            with self._lock:
-                self._questions.forget(number)
-            return FETCH  # also for those who still wait
+        until = time.monotonic() + WAIT_S
+        while (left := until - time.monotonic()) > 0:
+            try:
+                return future.result(min(left, PING_S))
+            except TimeoutError:
+                self._end_if_silent()  # the thread that sends may be what the other end keeps
+        with self._lock:
+            self._questions.forget(number)
+        return FETCH  # also for those who still wait
 
     def say(self, message: msg.CacheRequest) -> None:
         self._queue.put((message, b""))
 
     def insert(self, key: bytes, data: bytes, label: bytes) -> None:
+        while not self._reserve(len(data)):
+            self._end_if_silent()
+        if self.live:
+            self._queue.put((msg.InsertItem(key, label), data))
+
+    def _reserve(self, size: int) -> bool:
+        """Wait for room for an insert of so many bytes; False: there was none for a while."""
         with self._room:
-            while self.live and self._unsent and self._unsent + len(data) > _UNSENT_BYTES:
-                self._room.wait()
-            if not self.live:
-                return
-            self._unsent += len(data)
-        self._queue.put((msg.InsertItem(key, label), data))
+            fits = self._room.wait_for(
+                lambda: not (self.live and self._unsent) or self._unsent + size <= _UNSENT_BYTES, PING_S
+            )
+            self._unsent += size if fits else 0
+            return fits
 
     def close(self) -> None:
         """End the connection, and tell all who wait that there is no answer."""
@@ -357,7 +370,7 @@ class _Session:
         try:
             items = [self._queue.get(timeout=PING_S if owed else None)]
         except queue.Empty:
-            self._check_silence()
+            self._end_if_silent()
             return []
         with contextlib.suppress(queue.Empty):
             while len(items) < _TOGETHER and items[-1] is not None:
@@ -365,26 +378,30 @@ class _Session:
         return None if items[-1] is None else [item for item in items if item is not None]
 
     def _send(self, message: msg.CacheRequest, data: bytes) -> None:
+        with self._lock:
+            self._questions.sends(len(data), time.monotonic())
         self._connection.send(message, [data])
         with self._room:
+            self._questions.sent()
             self._unsent -= len(data)
             self._room.notify_all()
 
-    def _check_silence(self) -> None:
-        """End a session whose other end hangs.
-
-        Raises:
-            ProtocolError: it does.
-        """
+    def _end_if_silent(self) -> None:
+        """End this session if its other end hangs."""
         with self._lock:
             silent = self._questions.is_silent(time.monotonic())
         if silent:
-            raise ProtocolError(f"{self._connection.peer} has said nothing for {SILENT_S:g} s")
+            self._lost(ProtocolError(f"{self._connection.peer} has said nothing for {SILENT_S:g} s"))
+
+    def _allocate(self, size: int) -> Any:
+        with self._lock:
+            self._questions.moves(size, time.monotonic())
+        return aligned_buffer(size)
 
     def _receive_all(self) -> None:
         try:
             while True:
-                header, payload = self._connection.receive(msg.CACHE_ANSWER)
+                header, payload = self._connection.receive(msg.CACHE_ANSWER, self._allocate)
                 self._take_in(header, memoryview(payload).cast("B"))
         except MillraceError as error:
             self._lost(error)

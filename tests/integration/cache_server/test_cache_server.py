@@ -512,6 +512,24 @@ def test_a_server_that_hangs_is_done_without(tmp_path, worker, pool, monkeypatch
         assert store.read == {"s3://bucket/1": 2}
 
 
+def test_a_server_that_hangs_while_items_are_sent_to_it_is_done_without(tmp_path, worker, pool, monkeypatch):
+    for name, value in {"PING_S": 0.1, "SILENT_S": 0.5, "LEAST_RATE": 64 << 20, "_UNSENT_BYTES": 1 << 20}.items():
+        monkeypatch.setattr(f"millrace.worker.source_cache.{name}", value)
+    store = Store()
+    large = [Entry(f"s3://bucket/{number}", 0, 16 << 20, "v1", 16 << 20) for number in range(3)]
+    with process(tmp_path / "cache") as (server, address):
+        one = worker(store, address)
+        store.go.clear()
+        reads = [pool.submit(one.read, each) for each in large]
+        for _ in reads:
+            assert store.began.acquire(timeout=60)
+        server.send_signal(signal.SIGSTOP)
+        os.waitpid(server.pid, os.WUNTRACED)
+        store.go.set()
+        assert [each.result(60) for each in reads] == [bytes_of(each) for each in large]
+        assert one.read(large[0]) == bytes_of(large[0])
+
+
 def test_a_server_that_is_waited_for_long_and_lives_is_not_given_up(serve, worker, pool, monkeypatch):
     monkeypatch.setattr("millrace.worker.source_cache.PING_S", 0.05)
     monkeypatch.setattr("millrace.worker.source_cache.SILENT_S", 2.0)

@@ -1,5 +1,6 @@
 """Items on disk: found by content and by name, bounded, checked, and there again after a restart or a crash."""
 
+import errno
 import itertools
 import os
 import stat
@@ -209,6 +210,53 @@ def test_an_index_that_cannot_be_read_is_begun_anew(open_store, tmp_path):
     store = open_store()
     assert read(store, name=b"one") is None
     assert add(store, b"bytes", b"one")
+    assert read(store, name=b"one") == b"bytes"
+
+
+def test_an_index_of_which_any_page_is_damaged_is_begun_anew(open_store, tmp_path):
+    store = open_store()
+    for number in range(300):
+        assert add(store, b"%d" % number, b"name %d" % number)
+    store.close()
+    index = tmp_path / "cache" / "index.db"
+    whole, begun_anew = index.read_bytes(), 0
+    for page in range(1, len(whole) // 4096):  # the first has the schema
+        index.write_bytes(whole[: 4096 * page] + os.urandom(4096) + whole[4096 * (page + 1) :])
+        store = open_store()
+        for number in range(300):
+            assert read(store, name=b"name %d" % number) in (None, b"%d" % number)
+            assert read(store, content=content_of(b"%d" % number)) in (None, b"%d" % number)
+        begun_anew += store.totals[0] == 0
+        new = b"new %d" % page
+        assert add(store, new, new) or add(store, new, new), "what is found damaged as it is written is begun anew"
+        assert read(store, name=new) == new
+        store.close()
+    assert begun_anew > 5
+
+
+def test_items_of_a_segment_that_was_not_noted_can_be_kept_again(open_store):
+    store = open_store()
+    assert add(store, b"bytes", b"one")
+    store._base.execute("delete from segments")  # as a full disk undoes it
+    assert add(store, b"more", b"two")
+    store.close()
+    store = open_store()
+    assert store.totals == (0, 0)
+    assert read(store, name=b"one") is None
+    assert add(store, b"bytes", b"one")
+    assert read(store, name=b"one") == b"bytes"
+
+
+def test_no_descriptor_is_left_to_read_an_item(open_store, monkeypatch):
+    store = open_store()
+    assert add(store, b"bytes", b"one")
+
+    def none_left(_handle):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", none_left)
+        assert read(store, name=b"one") is None
     assert read(store, name=b"one") == b"bytes"
 
 
