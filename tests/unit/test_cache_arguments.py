@@ -9,6 +9,8 @@ import pytest
 
 import millrace as mr
 from millrace.blocks.disk_capacity import default_bytes
+from millrace.blocks.stores import file_store
+from millrace.cache_server import item_store
 from millrace.cli import main
 from millrace.cli.options import size, trust
 
@@ -41,11 +43,18 @@ def test_a_cache_may_take_half_of_what_is_free_and_of_what_it_has(tmp_path, monk
     free = 10_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     assert default_bytes(str(tmp_path / "not" / "there")) == 5_000
-    point = tmp_path / "cache" / "point"
+    point = tmp_path / "cache" / "0123456789abcdef0123456789abcdef"
     point.mkdir(parents=True)
     (point / "block").write_bytes(bytes(4_000))
     free -= 4_000
     assert default_bytes(str(tmp_path / "cache")) == 5_000
+    (tmp_path / "cache" / "data").mkdir()
+    (tmp_path / "cache" / "data" / "of somebody else").write_bytes(bytes(2_000))
+    free -= 2_000
+    assert default_bytes(str(tmp_path / "cache"), file_store.is_own) == 4_000
+    (tmp_path / "cache" / "00000001.segment").write_bytes(bytes(2_000))
+    (tmp_path / "cache" / "data.segment").write_bytes(bytes(2_000))
+    assert default_bytes(str(tmp_path / "cache"), item_store.is_own) == (4_000 + 2_000) // 2
     free = 0
     assert default_bytes(str(tmp_path / "empty")) == 1
 

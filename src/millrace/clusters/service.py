@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Self
 
-from millrace.blocks.disk_capacity import default_bytes
+from millrace.blocks.disk_capacity import check_capacity
 from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 from millrace.policies.prices import PROVIDERS
@@ -66,7 +66,7 @@ def storage_options(
         if folder is not None and not isinstance(folder, str | os.PathLike):
             raise PipelineError(f"{name} is the path of a folder or None, not {folder!r}")
     if cache_dir is not None and cache_bytes is None:
-        default_bytes(cache_dir)  # where it would be refused, it is refused here
+        check_capacity(cache_dir)  # where it would be refused, it is refused here
     return [
         *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir))),
         *(() if cache_bytes is None else ("--cache-bytes", str(cache_bytes))),

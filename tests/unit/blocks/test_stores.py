@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import fcntl
 import os
 import platform
 import uuid
@@ -106,6 +107,13 @@ def test_what_others_left_is_theirs_to_remove(tmp_path):
         (tmp_path / ".drafts" / f"{host}.17.{uuid.uuid4().hex}").write_bytes(b"half a block")
     FileStore(str(tmp_path))
     assert {name.rsplit(".", 2)[0] for name in drafts(store)} == {f"{platform.node()}.elsewhere", "elsewhere"}
+    [lives] = (path for path in (tmp_path / ".drafts").iterdir() if path.name.startswith("elsewhere"))
+    for path in (tmp_path / ".drafts").iterdir():
+        os.utime(path, (0, 0))
+    with lives.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        FileStore(str(tmp_path))
+    assert drafts(store) == [lives.name], "the other host may be gone for ever"
 
 
 def test_what_is_no_block_is_not_listed(tmp_path):

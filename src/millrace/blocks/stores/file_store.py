@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import stat
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreF
 from millrace.private_folder import make_private, private
 
 _DRAFTS = ".drafts"
+_ABANDONED_S = 86_400.0
 _POINT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
 _MOST_RANGES = 512
 """Most ranges of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
@@ -42,13 +44,19 @@ _COPIED_BYTES = 80 << 10
 """Largest bytes of messages that hold several elements; each of their elements is copied anyway."""
 
 
+def is_own(name: str) -> bool:
+    """Whether a store makes a folder of this name in its own."""
+    return name == _DRAFTS or bool(_POINT.fullmatch(name))
+
+
 class FileStore:
     """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) in a folder, with a folder for each point.
 
     A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So drafts of a
     process of this host that died are told from those that another one is writing, and are removed when the store is
-    opened. A block that the machine's end left incomplete is found damaged when it is read, and computed again: that
-    costs less than a sync for each.
+    opened; those of other hosts, which may be gone for ever, once nobody has written to them for a day. A block that
+    the machine's end left incomplete is found damaged when it is read, and computed again: that costs less than a sync
+    for each.
 
     Args:
         path: of the folder; it is made if it isn't there, and becomes its owner's alone, unless it holds other files.
@@ -58,17 +66,18 @@ class FileStore:
         self.location = os.path.abspath(path)
         self._drafts = os.path.join(self.location, _DRAFTS)
         with _errors(self.location):
-            make_private(self.location, lambda name: name == _DRAFTS or bool(_POINT.fullmatch(name)))
+            make_private(self.location, is_own)
             make_private(self._drafts)
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove drafts whose writer on this host is gone."""
+        """Remove drafts whose writer is gone."""
         for name in os.listdir(self._drafts):
-            if name.rsplit(".", 2)[0] != platform.node():
-                continue
             path = os.path.join(self._drafts, name)
             with contextlib.suppress(OSError), FileIO(_opened(path)) as file:  # what cannot be locked is somebody's
+                foreign = name.rsplit(".", 2)[0] != platform.node()
+                if foreign and time.time() - os.fstat(file.fileno()).st_mtime < _ABANDONED_S:
+                    continue  # locks may say nothing of other hosts
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
 
