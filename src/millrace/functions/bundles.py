@@ -15,13 +15,13 @@ import pickle
 import struct
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from millrace.errors import ShippingError, VersionMismatchError
-from millrace.functions.module_importer import current_finder, install
+from millrace.functions.module_importer import BundleFinder, current_finder, install, switch_to
 from millrace.functions.user_modules import Module, collect_modules, is_installed
 from millrace.message_budget import MALFORMED
 from millrace.version import __version__
@@ -100,7 +100,28 @@ def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BY
     return sink.getvalue()
 
 
+class Unpacked:
+    """Values of a bundle, whose functions may import the user's modules when they run.
+
+    Attributes:
+        values: in the order in which they were packed.
+    """
+
+    def __init__(self, values: list[Any], finder: BundleFinder, sources: Mapping[str, str]) -> None:
+        self.values = values
+        self._finder, self._sources = finder, sources
+
+    def put_in_force(self) -> None:
+        """Have the user's modules be those of this bundle, if others were unpacked since."""
+        switch_to(self._finder, self._sources)
+
+
 def unpack(bundle: bytes) -> list[Any]:
+    """Restore the values of a bundle, of which no other one is unpacked in this process; see :func:`open_bundle`."""
+    return open_bundle(bundle).values
+
+
+def open_bundle(bundle: bytes) -> Unpacked:
     """Restore the values of a bundle; the user's modules replace those of the bundle before.
 
     This runs the user's code. Call it while no function of another bundle runs.
@@ -112,7 +133,7 @@ def unpack(bundle: bytes) -> list[Any]:
             differently.
     """
     contents = _open(bundle)
-    install(contents.modules, contents.sources)
+    finder = install(contents.modules, contents.sources)
     unpickler = pickle.Unpickler(io.BytesIO(bundle))  # noqa: S301 (workers run the user's code by design)
     values = []
     for name in contents.names:
@@ -120,7 +141,7 @@ def unpack(bundle: bytes) -> list[Any]:
             values.append(unpickler.load())
         except (Exception, SystemExit) as error:
             raise ShippingError(_unrestorable(name, error)) from error
-    return values
+    return Unpacked(values, finder, contents.sources)
 
 
 def _open(bundle: bytes) -> _Contents:

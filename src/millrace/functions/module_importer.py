@@ -1,7 +1,7 @@
 """Importer of the user's modules on a worker, from the text that came with the functions.
 
 Only a worker does this. One set of modules is in force at a time; installing another takes the former one's modules
-out of the interpreter.
+out of the interpreter, and going back to that puts them there again, as they were.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from millrace.functions.package_versions import release
 from millrace.functions.user_modules import Module
 
 
-def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
+def install(modules: Sequence[Module], sources: Mapping[str, str]) -> BundleFinder:
     """Make ``modules`` importable, before everything of the same name that the interpreter would find by itself.
 
     If they are in force already, they are left as they are, imported or not.
@@ -25,18 +26,26 @@ def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
     Args:
         modules: the modules; names not among them are found as ever.
         sources: by file name, the text of functions that came by value, for tracebacks.
+
+    Returns:
+        what finds them, to :func:`switch_to` when another set has been in force.
     """
     wanted = {module.name: module for module in modules}
     finder = current_finder()
-    if finder is not None and finder.modules != wanted:
-        uninstall()
-        finder = None
-    if finder is None:
+    if finder is None or finder.modules != wanted:
         finder = BundleFinder(wanted)
+    switch_to(finder, sources)
+    return finder
+
+
+def switch_to(finder: BundleFinder, sources: Mapping[str, str]) -> None:
+    """Put the modules of ``finder`` in force, those that were imported as they were; see :func:`install`."""
+    if current_finder() is not finder:
+        uninstall()
         finder.enter()
         sys.meta_path.insert(0, finder)
-    finder.forget_sources()
-    finder.remember_sources(sources)
+        release.cache_clear()  # names may be those of other modules now
+    finder.show_sources(sources)
 
 
 def uninstall() -> None:
@@ -64,7 +73,9 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         self.modules = modules
         self._displaced: dict[str, ModuleType] = {}
         self._shared: set[str] = set()
-        self._remembered: list[str] = []
+        self._imported: dict[str, ModuleType] = {}
+        """Modules that were imported when others came in force."""
+        self._shown: Mapping[str, str] = {}
 
     # -- finding
 
@@ -118,6 +129,8 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
                 self._shared.add(name)
             else:
                 self._displaced[name] = sys.modules.pop(name)
+        sys.modules.update(self._imported)
+        self._imported = {}
         for module in self.modules.values():
             if module.path:
                 _show(module.path, module.source)
@@ -126,21 +139,29 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         """Take the bundle's modules out of the interpreter and put back what was there before."""
         for name in self._loaded():
             if name not in self._shared:
-                sys.modules.pop(name, None)
+                self._imported[name] = sys.modules.pop(name)
         sys.modules.update(self._displaced)
+        self._displaced, self._shared = {}, set()
         for module in self.modules.values():
             linecache.cache.pop(module.path, None)
 
-    def remember_sources(self, sources: Mapping[str, str]) -> None:
-        """Show these files' lines in tracebacks, unless they are modules of the bundle."""
-        self._remembered = sorted(sources.keys() - {module.path for module in self.modules.values()})
-        for path in self._remembered:
+    def show_sources(self, sources: Mapping[str, str]) -> None:
+        """Show these files' lines in tracebacks, unless they are modules of the bundle, and no others."""
+        if self._shown is sources:
+            return
+        self.forget_sources()
+        self._shown = sources
+        for path in self._beside():
             _show(path, sources[path])
 
     def forget_sources(self) -> None:
-        """Take back what :meth:`remember_sources` showed."""
-        for path in self._remembered:
+        """Take back what :meth:`show_sources` showed."""
+        for path in self._beside():
             linecache.cache.pop(path, None)
+        self._shown = {}
+
+    def _beside(self) -> list[str]:
+        return sorted(self._shown.keys() - {module.path for module in self.modules.values()})
 
     def _loaded(self) -> list[str]:
         """Names in ``sys.modules`` that are the bundle's, or are below a package of the bundle's."""

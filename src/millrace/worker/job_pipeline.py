@@ -22,6 +22,7 @@ from millrace.worker.chunk_labels import Label, chunk_labels
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program
+    from millrace.functions.bundles import Unpacked
     from millrace.graph.operator_graph import Graph
     from millrace.ops.stacking import Allocate
     from millrace.worker.source_cache import SourceCache
@@ -82,6 +83,7 @@ class JobPipeline:
         self._allocate = allocate
         self.sources = sources
         self._lock = threading.Lock()
+        self._bundle: Unpacked | None = None
         self._unpacked: tuple[Graph, list[Any]] | None = None
         self._listing, self._counting = threading.Lock(), threading.Lock()
         self._listed: Listed | None = None
@@ -151,7 +153,7 @@ class JobPipeline:
             ShippingError: if the bundle can't be opened here.
         """
         with self._lock:
-            function = self._unpack()[1][-1]
+            function = self._unpack()[1][-1]  # runs with the modules in force that came with it
         return checked_owners(function(range(tasks), workers), tasks, len(workers))
 
     def program(self) -> Program:
@@ -163,8 +165,8 @@ class JobPipeline:
         from millrace.engine.run.program import Program
 
         with self._lock:
+            graph, _ = self._unpack()
             if self._program is None:
-                graph, _ = self._unpack()
                 opened = self.opened
                 if not opened.tables:
                     raise ProtocolError(f"job {self.name!r}: a task was leased before the sources were listed")
@@ -208,19 +210,23 @@ class JobPipeline:
         """Let go of the pipeline; no run may be active."""
         with self._lock:
             program, self._program = self._program, None
-            self._unpacked = None
+            self._unpacked = self._bundle = None
         if program is not None:
             program.close()
         if self.sources is not None:
             self.sources.close()
 
     def _unpack(self) -> tuple[Graph, list[Any]]:
+        """Restore what came with the job, and put the modules of its functions in force."""
+        if self._bundle is not None:
+            self._bundle.put_in_force()
         if self._unpacked is None:
             from millrace.functions import bundles
             from millrace.graph import serialize
             from millrace.sources.arrays import open_shipped
 
-            values = open_shipped(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
+            self._bundle = bundles.open_bundle(self._fetch(self.spec.bundle))
+            values = open_shipped(self._bundle.values, self._share)
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
 

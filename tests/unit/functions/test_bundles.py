@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from millrace.errors import ShippingError, VersionMismatchError
 from millrace.functions import bundles
 from millrace.functions.bundles import pack, unpack
-from millrace.functions.module_importer import current_finder
+from millrace.functions.module_importer import current_finder, uninstall
 from millrace.functions.pickling import imports_in
 from millrace.version import __version__
 
@@ -28,9 +28,7 @@ def clean():
     yield
     finder = current_finder()
     if finder is not None:
-        sys.meta_path.remove(finder)
-        finder.leave()
-        finder.forget_sources()
+        uninstall()
 
 
 def refused(value, name="map(f)", **options):
@@ -50,6 +48,28 @@ def test_values_come_back_in_order():
     assert add(2) == 3
     np.testing.assert_array_equal(data["a"], [0, 1, 2])
     assert nothing is None
+
+
+def whose(_element):
+    from mr_whose import NAME  # type: ignore[import-not-found]  # when it runs
+
+    return NAME
+
+
+def test_functions_import_what_came_with_them_whichever_bundle_was_unpacked_last(tmp_path, monkeypatch):
+    packed = []
+    for name in ("one", "two"):
+        with monkeypatch.context() as patch:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "mr_whose.py").write_text(f"NAME = {name!r}\n")
+            patch.syspath_prepend(tmp_path / name)
+            packed.append(pack([whose], ["map(whose)"]))
+    one, two = map(bundles.open_bundle, packed)
+    for _ in range(2):
+        one.put_in_force()
+        assert one.values[0](0) == "one"
+        two.put_in_force()
+        assert two.values[0](0) == "two"
 
 
 def test_no_values_make_an_empty_bundle():

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from millrace.functions.module_importer import current_finder, install, uninstall
+from millrace.functions.module_importer import current_finder, install, switch_to, uninstall
 from millrace.functions.user_modules import Module
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -100,6 +100,34 @@ def test_they_come_before_what_is_here(tmp_path, monkeypatch):
     assert importlib.import_module("mr_pack.only_here") is own_child
     for name in ("mr_same", "mr_pack", "mr_pack.only_here"):
         del sys.modules[name]
+
+
+def test_going_back_to_a_bundle_puts_its_modules_in_force_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mr_a.py").write_text("V = 'of the worker'\n")
+    importlib.invalidate_caches()
+    own = importlib.import_module("mr_a")
+    first = install(
+        [Module("mr_a", "V = []\n", "/u/mr_a.py"), Module("mr_late", "", "/u/mr_late.py")], {"/u/c.py": "1\n"}
+    )
+    importlib.import_module("mr_a").V.append("read")
+    second = install([Module("mr_a", "V = 2\n", "/v/mr_a.py")], {"/v/c.py": "2\n"})
+    assert importlib.import_module("mr_a").V == 2
+    assert "/u/c.py" not in linecache.cache
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mr_late")
+    for _ in range(2):
+        switch_to(first, {"/u/c.py": "1\n"})
+        assert importlib.import_module("mr_a").V == ["read"], "it is not executed twice"
+        importlib.import_module("mr_late")
+        assert linecache.getline("/u/c.py", 1) == "1\n"
+        switch_to(second, {"/v/c.py": "2\n"})
+        assert importlib.import_module("mr_a").V == 2
+        assert "mr_late" not in sys.modules
+    uninstall()
+    assert importlib.import_module("mr_a") is own
+    del sys.modules["mr_a"]
+    install([], {})
 
 
 def test_another_bundle_replaces_them_as_a_whole():
