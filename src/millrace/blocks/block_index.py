@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,9 @@ import numpy.typing as npt
 from millrace.blocks.block_keys import Keys, KeyTable
 from millrace.blocks.block_reader import BlockIndex, BlockReader, ReadCounter, read_index
 from millrace.blocks.stores.block_store import BlockStore
-from millrace.errors import CacheError
+from millrace.errors import BlockDamagedError, BlockMissingError, CacheError
+
+_logger = logging.getLogger(__name__)
 
 _OPEN_BLOCKS = 64
 """Most blocks kept open for the next item: each takes a descriptor, of which a process often has a thousand."""
@@ -68,21 +71,29 @@ class PointIndex:
         self._forgotten: set[int] = set()
         self._readers: OrderedDict[int, BlockReader] = OrderedDict()
         self._lost: list[str] = []
+        self._unread: dict[str, None] = {}
+        """Names of blocks that could not be read just now: they are tried again as others are learnt."""
         self.reads = ReadCounter()
 
     def learn(self, names: Iterable[str]) -> None:
-        """Add these blocks by reading their indexes. Known ones are skipped."""
+        """Add these blocks by reading their indexes, and those that could not be read before, unless they are known."""
         found: dict[str, BlockIndex] = {}
-        for name in names:
-            with self._lock:
-                if name in self._numbers:
-                    continue
+        with self._lock:
+            before, self._unread = self._unread, {}
+            unknown = deque(name for name in dict.fromkeys([*names, *before]) if name not in self._numbers)
+        while unknown:
+            name = unknown.popleft()
             try:
                 with closing(self._store.open(self._point, name)) as block:
                     found[name] = read_index(block, self._writer)
-            except CacheError:
+            except (BlockDamagedError, BlockMissingError):
                 with self._lock:
                     self._lost.append(name)
+            except CacheError as error:  # whose fault that is nobody knows: the others would take as long to fail
+                _logger.warning("%d blocks are not used just now: %s", 1 + len(unknown), error)
+                with self._lock:
+                    self._unread |= dict.fromkeys([name, *unknown])
+                break
         with self._lock:
             new = {name: index for name, index in found.items() if name not in self._numbers}  # others learn, too
             if not new:
@@ -98,6 +109,7 @@ class PointIndex:
         with self._lock:
             for name in names:
                 self._forget(self._numbers.get(name, -1))
+                self._unread.pop(name, None)
 
     def names(self) -> set[str]:
         """Names of all known blocks."""
@@ -126,9 +138,14 @@ class PointIndex:
             places = range(len(elements)) if len(numbers) == 1 else np.flatnonzero(found.block == number).tolist()
             try:
                 read = self._reader(number).read(found.item if len(numbers) == 1 else found.item[places])
-            except CacheError:
+            except CacheError as error:
+                gone = isinstance(error, BlockDamagedError | BlockMissingError)
                 with self._lock:
-                    self._lost += [self._names[number]] if number in self._indexes else []
+                    if number in self._indexes and gone:
+                        self._lost.append(self._names[number])
+                    elif number in self._indexes:
+                        _logger.warning("block %s is not used just now: %s", self._names[number], error)
+                        self._unread[self._names[number]] = None
                     self._forget(number)
                 continue
             for place, item in zip(places, read, strict=True):

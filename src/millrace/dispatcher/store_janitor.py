@@ -15,7 +15,7 @@ from millrace.blocks.stores.open_store import open_store
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of, split_place
-from millrace.errors import CacheError, MillraceError, ServiceError
+from millrace.errors import BlockDamagedError, BlockMissingError, CacheError, MillraceError, ServiceError
 from millrace.protocol.cache_messages import KeptBlock
 
 _logger = logging.getLogger(__name__)
@@ -87,7 +87,10 @@ class StoreJanitor:
         return inp.StoreListed(found, action.leases, writers)
 
     def _index(self, point: str, name: str) -> BlockIndex | None:
-        """Read a block's index; None, and the block is removed, if it is none or lies where only others write."""
+        """Read a block's index; None if it can't be.
+
+        A block is removed that is none, or lies where only others write.
+        """
         assert self._store is not None
         try:
             with closing(self._store.open(point, name)) as block:
@@ -96,8 +99,11 @@ class StoreJanitor:
             if place_of(fingerprint, "", index.writer) == point:
                 return index
             _logger.warning("%s bears the name of %r, who does not write there", block.location, index.writer)
-        except CacheError as error:
+        except (BlockDamagedError, BlockMissingError) as error:
             _logger.warning("%s", error)
+        except CacheError as error:
+            _logger.warning("a block is left as it is: %s", error)
+            return None
         self._remove(point, name)
         return None
 

@@ -15,6 +15,7 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import BlockStore
 from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.memory_store import MemoryStore
+from millrace.errors import CacheError
 from millrace.testing.block_store_suite import POINT, put
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
@@ -83,6 +84,26 @@ def test_a_block_that_cannot_be_read_is_lost_once_and_may_come_back():
     known.learn([name])
     assert read(known, [2, 1]) == {2: [2, 2], 1: [1]}
     assert known.take_lost() == []
+
+
+def test_a_block_that_cannot_be_read_just_now_is_not_lost(monkeypatch):
+    store = MemoryStore()
+    known, late = PointIndex(store, POINT), PointIndex(store, POINT)
+    names = [write(store, [1, 2]), write(store, [3])]
+    known.learn(names)
+
+    def refused(_point, _name):
+        raise CacheError("the store cannot be reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open", refused)
+        late.learn(names)
+        assert read(known, [1, 3]) == {1: None, 3: None}
+    assert read(late, [1, 3]) == read(known, [1, 3]) == {}
+    assert known.take_lost() == late.take_lost() == []
+    for index in (known, late):
+        index.learn([])
+        assert read(index, [1, 3]) == {1: [1], 3: [3, 3, 3]}
 
 
 def test_a_damaged_block_is_lost():

@@ -24,11 +24,13 @@ from millrace.elements.encode_columns import Piece
 from millrace.elements.file_mapping import OpenFile, snapshot, stays_readable
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.recycled_arrays import Bytes
-from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
+from millrace.errors import BlockDamagedError, BlockMissingError, CacheError, MillraceError, StoreFullError
 from millrace.private_folder import make_private, private
 
 _DRAFTS = ".drafts"
 _ABANDONED_S = 86_400.0
+_NO_FILE = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV}
+"""Errors of opening a link, a socket, or a device that is not there."""
 _POINT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
 _MOST_RANGES = 512
 """Most ranges of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
@@ -298,10 +300,15 @@ class FileBlock:
 
 def _opened(path: str) -> int:
     """Open a file to be read; whatever else lies in its place, such as a pipe without a writer, does not block."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise BlockDamagedError(f"{path}: this is no file, so it is no block: {error.strerror}") from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "this is no file, so it is no block")
+        raise BlockDamagedError(f"{path}: this is no file, so it is no block")
     return handle
 
 
