@@ -49,7 +49,8 @@ REFLECTIVE = {
 }
 """Names by which code reads metadata of functions and classes, with the kind of metadata."""
 
-OPAQUE = {"__code__", "__globals__", "f_globals", "f_locals", "f_back", "_getframe", "currentframe", "getsource"}
+_OF_FRAMES = {"__code__", "__globals__", "f_globals", "f_locals", "f_back", "_getframe", "currentframe", "getsource"}
+OPAQUE = {*_OF_FRAMES, "__subclasses__", "import_module"}
 """Names by which code reaches objects that cannot be followed."""
 
 

@@ -156,8 +156,15 @@ def point_fingerprint(
     handler = _parameter("on_error", options.on_error, of_opaque) if isinstance(options.on_error, g.Opaque) else None
     epoch = None if items and not any(map(is_random, nodes)) else [units.seed, generation]
     window = None if items else options.buffer_bytes  # windows are bounded in bytes
-    packed = msgspec.msgpack.encode([SEMANTICS, records, handler, epoch, window])
+    packed = _packed([SEMANTICS, records, handler, epoch, window])
     return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:  # names of files that are no text
+        return repr(value).encode()
 
 
 def _below(graph: Graph, number: int) -> tuple[g.Node, ...]:

@@ -229,7 +229,11 @@ class _Writing:
             self.begun = True
             if key is not None:
                 self.keys.add(key)
-            self._added.append((key, [tree_map(_copied, element) for element in elements]))
+            try:
+                self._added.append((key, [tree_map(_copied, element) for element in elements]))
+            except Exception as error:  # noqa: BLE001 - a leaf's own code; without a cache nobody would have copied it
+                self._cache.give_up(f"an element has a leaf that cannot be copied: {type(error).__name__}: {error}")
+                return
             self._bytes += nbytes_of(elements)
             if self._bytes >= _HANDED_BYTES or len(self._added) >= _HANDED_ITEMS:
                 self.hand_over()

@@ -14,6 +14,7 @@ from millrace.planning.cache_point import CachePoint, frozen_by, is_random, poin
 from millrace.planning.split_table import SplitTable
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Cardinality, UnitMap
+from millrace.sources.storage import is_remote
 
 
 def find_points(graph: Graph, tables: Mapping[int, SplitTable], seed: int) -> list[CachePoint]:
@@ -48,9 +49,9 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
     if dealer is not None:
         why = f"below it elements are those of whole tasks, and {dealer} behind it deals them anew in every epoch"
         return CachePoint(number, known.label, mode, why=why, path=path, known=False)
-    digest, why = b"", ""
+    digest, why = b"", _unversioned(units, node)
     try:
-        digest = point_fingerprint(units, number, lambda opaque: fingerprint(opaque.value))
+        digest = b"" if why else point_fingerprint(units, number, lambda opaque: fingerprint(opaque.value))
     except UnsureError as error:
         why = str(error)
     fixed = frozen_by(units, number)
@@ -66,6 +67,25 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
         fixed=[str(nodes[each]) for each in fixed],
         random=any(is_random(nodes[each]) for each in fixed),
     )
+
+
+def _unversioned(units: UnitMap, point: g.Node) -> str:
+    """Say which file below a point has no version, so that nobody would see that it changed; empty: none."""
+    for number, source in (
+        (units.graph.id_of(node), node) for node in Graph(point).nodes if isinstance(node, g.Source)
+    ):
+        table = units.tables[number]
+        versions = (
+            zip(table.names, table.stamps, strict=False)
+            if table.locations
+            else ((split.location, split.version) for split in table.splits)
+        )
+        for location, version in versions:
+            if not version and is_remote(location):
+                return (
+                    f"the server of {location} gives no version of it, so nobody would see that it changed ({source})"
+                )
+    return ""
 
 
 def _deals_anew(graph: Graph, point: g.Node) -> g.Node | None:

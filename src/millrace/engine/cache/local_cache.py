@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 import threading
@@ -34,7 +33,8 @@ _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _indexes: weakref.WeakValueDictionary[str, PointIndex] = weakref.WeakValueDictionary()
 _held: weakref.WeakKeyDictionary[Node, dict[str, PointIndex]] = weakref.WeakKeyDictionary()
-_names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Node, dict[int, str]] = weakref.WeakKeyDictionary()
+"""By node and seed, the fingerprint of what is kept of it."""
 _said: weakref.WeakSet[Node] = weakref.WeakSet()
 _memory: list[MemoryStore] = []
 
@@ -71,7 +71,7 @@ class LocalCache:
     def _open(self, graph: Graph, point: CachePoint, seed: int) -> None:
         node = graph.nodes[point.node]
         self._point = point
-        self._fingerprint = point.fingerprint or _own_name(node, seed)
+        self._fingerprint = point.fingerprint if point.path else _first_name(node, seed, point.fingerprint)
         try:
             self._store = open_store(point.path) if point.path else _memory_store(self._parts)
             key = f"{self._store.location} {self._fingerprint}"
@@ -134,11 +134,15 @@ def _usable(point: CachePoint) -> bool:
     return bool(point.fingerprint) or (point.known and not point.path)
 
 
-def _own_name(node: Node, seed: int) -> str:
-    """Name a function whose work can't be told from others': here it is this one."""
+def _first_name(node: Node, seed: int, fingerprint: str) -> str:
+    """Name what is kept in memory of a node by the fingerprint that it had first.
+
+    An object that counts its calls, or loads a model with the first, has another one in each epoch. One whose work
+    can't be told from others' has none: here it is this one.
+    """
     with _lock:
-        name = _names.setdefault(node, secrets.token_bytes(16))
-    return hashlib.blake2b(name + seed.to_bytes(16, "little", signed=True), digest_size=16).hexdigest()
+        names = _names.setdefault(node, {})
+        return names.setdefault(seed, fingerprint or secrets.token_hex(16))
 
 
 def _memory_store(parts: int) -> MemoryStore:

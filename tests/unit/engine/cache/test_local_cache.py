@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import os
 import threading
 import uuid
 from collections import Counter
@@ -17,6 +18,8 @@ import pytest
 from millrace import Dataset, MillraceWarning
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import local_cache
+from millrace.engine.cache.find_cache_points import find_points
+from millrace.planning.split_table import Split, splits_table
 from millrace.sources import storage
 
 
@@ -268,6 +271,62 @@ def test_in_a_folder_an_unsure_function_is_warned_about(made, tmp_path):
     with pytest.warns(MillraceWarning, match=r"cache after map\(Unsure\) keeps nothing: .*Unsure"):
         assert list(dataset) == list(range(10))
     assert not list(tmp_path.iterdir())
+
+
+class Counting:
+    """Another object after each call, by what it holds."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, number: int) -> int:
+        self.calls += 1
+        return number
+
+
+def test_what_changes_as_it_is_called_is_kept_as_it_was_first():
+    function = Counting()
+    dataset = Dataset.range(10).map(function, num_parallel_calls=1).cache()
+    for _ in range(3):
+        assert list(dataset) == list(range(10))
+    assert function.calls == 10
+
+
+class Bound:
+    """A leaf that cannot be copied, as a tensor with a gradient is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return np.asarray(self.number)
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        raise RuntimeError("only leaves of the graph can be copied")
+
+
+def test_elements_that_cannot_be_copied_are_warned_about():
+    with pytest.warns(
+        MillraceWarning, match=r"cache after map\(Bound\) keeps nothing more in this epoch: .*RuntimeError"
+    ):
+        assert [each.number for each in Dataset.range(10).map(Bound).cache()] == list(range(10))
+
+
+@LIKE_THE_FIRST
+def test_files_whose_names_are_no_text_are_kept(tmp_path):
+    names = [os.fsdecode(os.fsencode(tmp_path / "a") + byte) for byte in (b"\xff", b"\xfe")]
+    for name in names:
+        Path(name).write_bytes(b"x")
+    batches = Dataset.from_files(names).filter(bool).batch(8).cache()
+    assert [len(batch) for batch in batches] == [len(batch) for batch in batches] == [2]
+
+
+def test_files_that_have_no_version_are_kept_for_this_process_alone():
+    dataset = Dataset.from_tfrecords("http://127.0.0.1:9/a.tfrecord").cache().cache("kept")
+    tables = {0: splits_table([Split("http://127.0.0.1:9/a.tfrecord", 0, -1, bytes=10, version="")])}
+    here, kept = find_points(dataset.__pipeline__().graph, tables, seed=0)
+    assert "the server of http://127.0.0.1:9/a.tfrecord gives no version of it" in here.why
+    assert (here.fingerprint, kept.fingerprint, kept.why) == ("", "", here.why)
 
 
 def test_elements_that_have_no_form_as_bytes_are_warned_about(made):
