@@ -58,6 +58,8 @@ class _Rows:
         import pyarrow as pa
 
         names = self._names(split)
+        if not names:
+            return
         wanted = self._all_columns(split, names) if self._node.columns is None else list(self._node.columns)
         _check_has("columns", wanted, names, split)
         for block in self._blocks.read(split):
@@ -67,8 +69,7 @@ class _Rows:
 
     def _all_columns(self, split: Split, names: list[str]) -> list[str]:
         """Return the columns of all files, in the order of the first one."""
-        first = self._blocks.splits[0]
-        columns = self._names(first)
+        first, columns = next((each, found) for each in self._blocks.splits if (found := self._names(each)))
         if {*columns} != {*names}:
             raise SourceCorruptError(
                 f"{split.location} has the columns {', '.join(map(repr, names))}, and {first.location} has "
@@ -77,15 +78,22 @@ class _Rows:
         return columns
 
     def _names(self, split: Split) -> list[str]:
-        """Names of the columns of a split's file."""
+        """Names of the columns of a split's file; none if it is a compressed one in which there is nothing."""
         if self._node.names is not None:
             return list(self._node.names)
         with self._lock:
             found = self._named.get(split.location)
         if found is None:
-            line = self._blocks.first_line(split).decode("utf-8-sig", "replace").rstrip("\r\n")
-            found = next(csv.reader([line], delimiter=self._node.delimiter), [])
-            if len(set(found)) < len(found) or not found:
+            line = self._blocks.first_line(split)
+            text = line.decode("utf-8-sig", "replace").rstrip("\r\n")
+            try:
+                found = next(csv.reader([text], delimiter=self._node.delimiter), [])
+            except csv.Error as error:
+                raise SourceCorruptError(
+                    f"{split.location}: its first line should say its columns, and is no text in UTF-8 that ends in a "
+                    f"line feed ({error})"
+                ) from error
+            if line and (len(set(found)) < len(found) or not found):
                 raise SourceCorruptError(
                     f"{split.location}: its first line should say its columns, and says {found}. Give names=[...] "
                     "where there is no such line"
@@ -103,7 +111,8 @@ class _Rows:
 
         given = {name: pa.type_for_alias(_ARROW_TYPES[kind]) for name, kind in (self._node.types or {}).items()}
         for split in self._blocks.splits:
-            names = self._names(split)
+            if not (names := self._names(split)):
+                continue
             _check_has("types", given, names, split)
             block = next(iter(self._blocks.read(self._blocks.widened(split))), None)
             for batch in [] if block is None else self._parse(split, block, names, names, given):

@@ -15,7 +15,14 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from millrace.errors import MillraceError, PipelineError, SourceChangedError, SourceCorruptError, SourceNotFoundError
+from millrace.errors import (
+    MillraceError,
+    PipelineError,
+    SourceChangedError,
+    SourceCorruptError,
+    SourceError,
+    SourceNotFoundError,
+)
 from millrace.graph.source_nodes import FromParquet
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
@@ -133,6 +140,8 @@ def _corrupt_if_unreadable(location: str, group: int = -1) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SourceNotFoundError(f"{location} does not exist") from error
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the system's word, not pyarrow's
+            raise SourceError(f"{location}: {error.strerror or error}") from error
         what = "is no Parquet file, truncated or damaged" if group < 0 else f"is damaged in row group {group}"
         raise SourceCorruptError(f"{location} {what}: {str(error).strip()}") from error
 
@@ -229,7 +238,8 @@ def _open(reads: Reads, file: Entry, *, checked: bool = False) -> Any:
     import pyarrow as pa
 
     stored = checked or storage.is_remote(file.location)
-    return _StoredFile(reads, file) if stored else pa.OSFile(file.location, "rb")
+    # As bytes, since pyarrow has names be UTF-8.
+    return _StoredFile(reads, file) if stored else pa.OSFile(os.fsencode(file.location), "rb")
 
 
 class _StoredFile(storage.Stream):

@@ -15,6 +15,7 @@ _MAX_EXTENSION_BYTES = 1 << 20
 _EXTENSIONS = frozenset((b"L", b"K", b"x", b"g", b"X"))
 _REGULAR = frozenset((b"0", b"\0", b"7"))
 _WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
+_SPARSE = b"S"
 _ADLER = 65521
 _UNKNOWN = -1
 
@@ -58,6 +59,11 @@ def members(stream: io.BufferedReader, location: str) -> Iterator[Member]:
         end = stream.tell() + -(-size // BLOCK) * BLOCK
         if kind in b"LKxgX":
             _read_extension(stream, kind, size, extensions, location, number)
+        elif kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in extensions):
+            raise SourceCorruptError(
+                f"{location}{f', member {number}' if number >= 0 else ''}: it is a sparse file, of which the archive "
+                "holds parts only, and these are not put together here: make the archive anew without --sparse"
+            )
         elif kind in _REGULAR:
             yield Member(offset, extensions.get("path") or _name(header), size)
         elif kind in _WITHOUT_DATA:

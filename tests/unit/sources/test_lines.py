@@ -226,3 +226,18 @@ def test_numbers_with_points_may_be_as_large_as_floats_are(tmp_path):
     (tmp_path / "a.csv").write_text("a\n18446744073709551615\n")
     for kind, value in ((str, "18446744073709551615"), (float, 18446744073709551615.0)):
         assert list(Dataset.from_csv(str(tmp_path / "a.csv"), types={"a": kind})) == [{"a": value}]
+
+
+@pytest.mark.parametrize("empty", [b"", gzip.compress(b"")], ids=["no bytes", "no lines"])
+@pytest.mark.parametrize("name", ["a", "z"], ids=["first", "last"])
+def test_a_compressed_file_without_a_line_has_no_rows(tmp_path, empty, name):
+    (tmp_path / "m.csv.gz").write_bytes(gzip.compress(b"x,y\n1,2\n"))
+    (tmp_path / f"{name}.csv.gz").write_bytes(empty)
+    assert list(Dataset.from_csv(str(tmp_path / "*.csv.gz"), compression="GZIP")) == [{"x": 1, "y": 2}]
+
+
+@pytest.mark.parametrize("text", ["x,y\r\n1,2\r\n".encode("utf-16"), b"x,y\r1,2\r"], ids=["UTF-16", "CR alone"])
+def test_a_first_line_that_is_none(tmp_path, text):
+    (tmp_path / "a.csv").write_bytes(text)
+    with pytest.raises(SourceCorruptError, match=r"a\.csv: its first line should say its columns"):
+        list(Dataset.from_csv(str(tmp_path / "a.csv")))

@@ -1,4 +1,6 @@
 import datetime as dt
+import errno
+import os
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import PipelineError, SourceCorruptError, SourceNotFoundError
+from millrace.dataset import Dataset
+from millrace.errors import PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
 from millrace.graph.source_nodes import FromParquet
 from millrace.sources import describe, list_source, open_source, storage
 from millrace.sources.reads import Reads
@@ -251,3 +254,20 @@ def test_arrays_are_the_users_to_change_and_keep(case):
 
 def test_no_columns():
     assert to_rows(pa.record_batch({"a": [1, 2]}), []) == [{}, {}]
+
+
+def test_a_file_whose_name_is_no_text(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path / "donn") + b"\xe9es.parquet")
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    os.rename(tmp_path / "a.parquet", path)
+    assert [row["x"] for row in Dataset.from_parquet(str(tmp_path / "*.parquet"))] == [1, 2]
+
+
+def test_what_the_system_refuses_is_no_damage(path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pa, "OSFile", refused)
+    with pytest.raises(SourceError, match=r"a\.parquet: Too many open files") as raised:
+        list(Dataset.from_parquet(path))
+    assert not isinstance(raised.value, SourceCorruptError)

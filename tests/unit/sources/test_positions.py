@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dataset import Dataset
 from millrace.errors import ElementError, PipelineError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.graph.nodes import Opaque
@@ -123,3 +124,18 @@ def test_a_file_that_vanished_is_named(tmp_path):
     (tmp_path / "a").unlink()
     with pytest.raises(SourceNotFoundError, match=rf"{tmp_path}/a does not exist"):
         source.fetch(range(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: Dataset.from_list([path]).flat_map(Dataset.from_text),
+        lambda path: Dataset.from_list([path]).interleave(Dataset.from_tfrecords),
+        lambda path: Dataset.from_text(path).unique(),
+        lambda path: Dataset.from_tfrecords(path).filter(bool).take(5),
+        lambda path: Dataset.zip(Dataset.from_text(path), Dataset.from_list(["a"]).filter(bool)),
+    ],
+)
+def test_a_file_in_which_there_is_nothing_gives_nothing(make, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    assert list(make(str(tmp_path / "empty"))) == []

@@ -164,6 +164,19 @@ def test_links_have_no_data(tmp_path, read_all):
     assert [sample["__key__"] for sample in read_all(node, list_source(node, Reads()))] == ["a", "c"]
 
 
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_sparse_files_are_refused(tmp_path, read_bytes, kind):
+    with tarfile.open(tmp_path / "made.tar", "w", format=FORMATS[kind]) as archive:
+        member = tarfile.TarInfo("a.npy")
+        if kind == "gnu":
+            member.type = tarfile.GNUTYPE_SPARSE
+        else:
+            member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "a.npy"}
+        archive.addfile(member)
+    with pytest.raises(SourceCorruptError, match=r"a\.tar, member 0: it is a sparse file.* without --sparse"):
+        read_bytes((tmp_path / "made.tar").read_bytes())
+
+
 def test_two_files_of_one_field(tmp_path, make_tar, read_bytes):
     with pytest.raises(SourceCorruptError, match=r"a\.tar, record 1: two files 'b\.TXT'"):
         read_bytes(make_tar([("a.txt", b""), ("b.txt", b"1"), ("b.TXT", b"2")]))
