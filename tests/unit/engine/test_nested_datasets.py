@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -47,6 +48,6 @@ def test_what_the_dataset_within_says_itself_counts():
 def test_what_is_left_out_within_is_counted(options):
     dataset = Dataset.range(2).flat_map(lambda ten: nested(ten, **options)).with_options(on_error="skip")
     graph = dataset.__pipeline__().graph
-    with Program(graph, list_sources(graph), seed=0).run(WHOLE, 0) as run:
+    with closing(Program(graph, list_sources(graph), seed=0)) as program, program.run(WHOLE, 0) as run:
         assert sum(map(len, run)) == 8
         assert run.skipped == 2

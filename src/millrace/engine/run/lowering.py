@@ -63,6 +63,8 @@ class Lowering:
     def __init__(self, task: RunningTask, graph: Graph) -> None:
         self.task, self.graph = task, graph
         self.map = task.units
+        self._over: set[int] = set()
+        """Endless repeats that have ended, as a pass gave no element."""
 
     def root(self) -> Chunks:
         """Yield the elements of the task."""
@@ -144,7 +146,8 @@ class Lowering:
         sequential = cast(SequentialSource, source)
         if table.count < 0:
             return read_whole_splits(sequential, table, feed, origin, context)
-        return read_splits(sequential, table, feed, origin, self.map.starts[number], context)
+        starts = self.map.starts.get(number, np.empty(0, np.int64))  # none of a source in which there is nothing
+        return read_splits(sequential, table, feed, origin, starts, context)
 
     def _input(self, node: g.Node, feed: Feed, repetition: int) -> Chunks:
         return self.units(self.graph.id_of(node.inputs[0]), feed, repetition)
@@ -192,8 +195,9 @@ class Lowering:
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
         """Interleave several stretches of the child's units, a block of elements from each in turn."""
         active: list[index_streams.Elements] = []
+        repeats = self._repeats_of(child)
         while True:
-            while len(active) < INTERLEAVED:
+            while len(active) < INTERLEAVED and self._over.isdisjoint(repeats):
                 stretch = next(stretches, None)
                 if stretch is None:
                     break
@@ -207,6 +211,14 @@ class Lowering:
                     yield chunk
                 if taken < _INTERLEAVED_BLOCK:
                     active.remove(elements)
+
+    def _repeats_of(self, number: int) -> set[int]:
+        """Numbers of the repeats of which all comes that node ``number`` gives."""
+        node, found = self.graph.nodes[number], set[int]()
+        while len(node.inputs) == 1:
+            found |= {self.graph.id_of(node)} if isinstance(node, g.Repeat) else set()
+            (node,) = node.inputs
+        return found
 
     # -- batches whose boundaries are known ----------------------------------------------------------------------------
 
@@ -327,10 +339,12 @@ class Lowering:
             return self.units(child, units, repetition_of(repetition, turn))
 
         if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Cardinality.ONE:
-            return self._until_empty(feed, route, part, count)
+            return self._until_empty(number, feed, route, part, count)
         return self._combined(_Deal(number, route, part, lambda _turn: count), feed, repetition)
 
-    def _until_empty(self, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int) -> Chunks:
+    def _until_empty(
+        self, number: int, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int
+    ) -> Chunks:
         """Yield the passes of an endless repeat, up to the first whole one that gives nothing; units come in order."""
         for which, units in index_streams.parts(feed, route):
             assert which is not None, "a sequence is in order"
@@ -346,6 +360,7 @@ class Lowering:
                 made += len(chunk)
                 yield chunk
             if asked == count and not made:
+                self._over.add(number)
                 return
 
     @functools.cached_property

@@ -285,7 +285,8 @@ class OperatorThreads:
             begun = [call for call in calls if call.begun]
             for call in calls:
                 if not call.begun:
-                    self._queue.remove(call)
+                    with contextlib.suppress(ValueError):  # Ctrl-C came before it was queued
+                        self._queue.remove(call)
         until = clock() + shutdown_timeout()
         for call in begun:
             call.wait(max(0.0, until - clock()))

@@ -23,6 +23,8 @@ def nothing() -> Dataset:
         lambda: nothing().repeat().batch(4),
         lambda: nothing().repeat().shuffle(10),
         lambda: nothing().repeat().take(5),
+        lambda: nothing().repeat().shuffle(10).take(5),
+        lambda: Dataset.range(2).flat_map(lambda n: nothing().repeat().shuffle(4)),
         lambda: Dataset.range(3).map(lambda n: [n] * 0).flat_map(iter).repeat().enumerate(),
         lambda: Dataset.range(3000).filter(lambda n: n < 0).repeat(),
         lambda: nothing().repeat().map(lambda n: n).skip(1).take(5),
