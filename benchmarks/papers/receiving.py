@@ -46,7 +46,10 @@ BUFFER_BYTES = 32 << 20
 """Of a worker: a second of its work at least."""
 RECORDS, TASKS = 20_000_000, 20_000
 """Of the pipeline: a task is a second of a worker, so that workers that are too many have soon done their last one."""
-MEASURE_S, LIMIT_S, LOOK_S, FILL_S = 8.0, 120.0, 0.5, 2.0
+MEASURE_S, LIMIT_S, LOOK_S = 8.0, 120.0, 0.5
+FILL_S = 20.0
+"""After which the buffers of the client and of its workers are full. Until then their memory is still being made and
+mapped, which a training has behind it after its first seconds, and costs more where more workers have more of it."""
 BOUND = 0.85
 """Of its host, which a client uses that is bound by receiving."""
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
