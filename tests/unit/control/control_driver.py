@@ -31,7 +31,10 @@ from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, 
 from millrace.protocol.caller import ADMINISTRATOR
 from millrace.protocol.group_messages import DropLeftovers, TasksGone
 from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.reports import NodeMeasure
 from millrace.protocol.weight_messages import SetWeights, WeightsSet
+
+GIVEN = NodeMeasure(0, "range(1)", 1, 8, 0.0)
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
 MIXED_STRUCTURE = pack(
@@ -506,6 +509,8 @@ class Service:
         self.say(inp.WorkerEnded(name, "was killed"))
 
     def report(self, name: str, **fields: Any) -> None:
+        if fields.get("busy_s"):  # who has computed has given something
+            fields.setdefault("nodes", [GIVEN])
         self.say(inp.WorkerSaid(name, msg.WorkerReport(job=self.state.workers[name].job, **fields)))
 
     # -- consumers

@@ -22,7 +22,7 @@ from millrace.policies.scaling import scaling_policies
 from millrace.policies.scaling.autoscale import Limits, Look, Scale
 from millrace.policies.scaling.capacity import in_force
 from millrace.policies.scaling.scaling_policies import Kind, Observation, Other
-from millrace.protocol.messages import ConsumerReport
+from millrace.protocol.messages import ConsumerReport, WorkerReport
 from millrace.protocol.reports import Pace
 
 _FEW = 4
@@ -72,8 +72,8 @@ def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> N
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, observation)
     seconds = tx.now - observation.marked
     if observation.settling:
-        begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
-        if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0, seconds):
+        begun = used is not None and min(used[0]) > 0 and _gives(tx, job, regime.workers)
+        if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0, seconds, begun=begun):
             observation.settling = False
             _mark(tx, job, observation)
         return
@@ -207,6 +207,19 @@ def _used(tx: Transaction, observation: ScalingObservation) -> tuple[list[float]
         allowed = min(1.0, seen.report.cpu_quota / seen.report.cores) if seen.report.cpu_quota else 1.0
         cpu.append(_share(seen.report.cpu_s - cpu_s, (seen.reported - at) * allowed))
     return busy, cpu
+
+
+def _gives(tx: Transaction, job: Job, workers: Collection[str]) -> bool:
+    """Whether each of these workers has given elements of the job: some may still load what its functions need."""
+    for worker in workers:
+        seen = tx.observed.workers.get(worker)
+        if seen is None or seen.report is None or (seen.report.job == job.name and not _has_given(seen.report)):
+            return False
+    return True
+
+
+def _has_given(report: WorkerReport) -> bool:
+    return any(measure.elements for measure in report.nodes)
 
 
 def _share(part_s: float, seconds: float) -> float:

@@ -50,6 +50,9 @@ QUICK_S = 5.0
 """Seconds after which fewer are enough then: batches of a second each would take a minute to tell what is clear."""
 LOOK_S = 2.0
 """Seconds that a look lasts at least: a hundred elements may come in one burst of a host that has a part of a core."""
+LOADING_S = 15.0
+"""Seconds for which a worker that has given nothing yet may be loading what functions need, on a host with a part of a
+core; after that it finds nothing to do."""
 QUICK_LEAST = 4
 """Elements that there are to be even then."""
 MARGIN = 0.03

@@ -83,13 +83,19 @@ def step(scale: Scale | Other, observation: Observation, limits: Limits) -> Foun
     return autoscale.step(scale, observation.look, limits)
 
 
-def pause_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
-    """Whether looks say something again, so many elements of each consumer and seconds after workers came or went."""
+def pause_over(kind: Kind, elements: int, waits: float, seconds: float, *, begun: bool) -> bool:
+    """Whether looks say something again, so many elements of each consumer and seconds after workers came or went.
+
+    Those that were there before can give as many elements in no time: so it matters whether all workers have ``begun``
+    to give some. Other policies than millrace's own don't ask.
+    """
     match kind:
         case "cachew" | "cachew-released":
             return elements >= autoscale.PAUSE_ELEMENTS
         case "hpa":
             return True
+    if not begun and seconds < autoscale.LOADING_S:
+        return False
     return elements >= autoscale.pause_elements(waits, seconds / max(1, elements))
 
 

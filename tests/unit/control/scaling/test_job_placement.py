@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.control_driver import GIVEN, FakePlan, Service
 from tests.unit.control.scaling.test_job_scaling import BEAT_S, begun
 from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, check_epoch, disturb, settle
 
@@ -350,7 +350,8 @@ def test_what_those_have_that_serve_it_no_more_lies_behind_the_link_as_well():
     for count in range(1, 6):
         service.now += 2.0
         for name in ("ours", "theirs"):
-            report = msg.WorkerReport(job="a", busy_s=2.0 * count, lanes=[LaneReport(0, True, 0.0, 1 << 30)])
+            lanes = [LaneReport(0, True, 0.0, 1 << 30)]
+            report = msg.WorkerReport(job="a", busy_s=2.0 * count, lanes=lanes, nodes=[GIVEN])
             service.say(inp.WorkerSaid(name, report))
         pace = Pace(200 * count, 2.0 * count, 1.9 * count)
         came = Flow(199 * count, 1 << 20), Flow(count, 1 << 20)

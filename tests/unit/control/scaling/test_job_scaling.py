@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.control_driver import GIVEN, FakePlan, Service
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
@@ -25,7 +25,7 @@ class Trainer:
 
     Attributes:
         ready: elements that lie ready; None: workers don't compute ahead.
-        idle: of the workers that came last, so many have not begun yet.
+        idle: of the workers that came last, so many have not begun yet; ``loading``: they are busy all the same.
         lingers: heartbeats for which a worker that is to leave goes on with what it has begun.
         room: workers that the cluster can hold.
         host: what workers report of their host.
@@ -41,7 +41,7 @@ class Trainer:
         self.service = service or begun()
         self.own_s, self.cost_s, self.job = own_s, cost_s, job
         self.ready: float | None = None
-        self.idle, self.lingers = 0, 0
+        self.idle, self.lingers, self.loading = 0, 0, False
         self.beats, self.told = 0, dict[str, int]()
         self.host: dict[str, Any] = {}
         self.pace = Pace()
@@ -97,9 +97,11 @@ class Trainer:
         pace = self.pace
         self.pace = Pace(pace.elements + elements, pace.read_s + read_s, pace.waited_s + read_s - elements * self.own_s)
         for worker in there:
-            self.busy_s[worker.id] += BEAT_S * busy if worker in at_work else 0.0
+            works = worker in at_work
+            self.busy_s[worker.id] += BEAT_S * busy if works or self.loading else 0.0
             busy_s = self.busy_s[worker.id]
-            self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s, **self.host)
+            nodes = [GIVEN] if works else []
+            self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s, nodes=nodes, **self.host)
         arrived = self.pace.elements + round(self.ready or 0.0)
         report = msg.ConsumerReport(0, pace=self.pace, arrived=arrived, queue_elements=self.queue)
         self.service.say(inp.ConsumerSaid(self.client, report))
@@ -253,6 +255,20 @@ def test_workers_that_have_not_begun_yet_do_not_say_that_there_is_nothing_to_do(
         assert len(trainer.serving) == 8
     trainer.idle = 0
     assert abs(trainer.run()[-1] - 16) <= 1
+
+
+def test_workers_that_load_what_functions_need_do_not_say_that_more_bring_nothing():
+    """The one that was there before gives a hundred elements in no time."""
+    trainer = Trainer(0.00004, 0.002)
+    while len(trainer.serving) == 1:
+        trainer.beat()
+    assert len(trainer.serving) == 8
+    trainer.loading, trainer.idle = True, 7
+    for _ in range(5):
+        trainer.beat(2.0)
+        assert trainer.scaling.scale.phase == "search"
+    trainer.loading, trainer.idle = False, 0
+    assert trainer.run()[-1] > 40
 
 
 @pytest.mark.parametrize(("sharing", "elements"), [("", [5, 7]), ("lockstep", [7])])

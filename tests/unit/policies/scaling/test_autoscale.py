@@ -233,6 +233,14 @@ def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
     assert pause_elements(0.9, 0.01) < pause_elements(0.3, 0.01) / 4
 
 
+@pytest.mark.parametrize("kind", ["millrace", "cheapest"])
+def test_elements_say_nothing_of_workers_that_have_given_none(kind):
+    assert not scaling_policies.pause_over(kind, 10_000, 0.0, 14.9, begun=False)
+    assert scaling_policies.pause_over(kind, 10_000, 0.0, 15.0, begun=False), "they find nothing to do"
+    assert scaling_policies.pause_over(kind, 10_000, 0.0, 0.1, begun=True)
+    assert scaling_policies.pause_over("cachew", 10_000, 0.0, 0.1, begun=False)
+
+
 @pytest.mark.parametrize(
     ("elements", "waits", "seconds", "enough"),
     [(4, 0.9, 5, True), (3, 0.9, 99, False), (4, 0.9, 4, False), (20, 0.9, 3, False), (20, 0.5, 99, False)],
@@ -241,7 +249,7 @@ def test_a_few_slow_elements_are_enough_where_the_consumer_waits_for_most_of_the
     assert scaling_policies.look_over("millrace", elements, waits, seconds) is (
         enough or (elements == 20 and waits > 0.5)
     )
-    assert scaling_policies.pause_over("cheapest", elements, waits, seconds) is enough
+    assert scaling_policies.pause_over("cheapest", elements, waits, seconds, begun=True) is enough
     assert not scaling_policies.look_over("cachew", elements, waits, seconds)
 
 
