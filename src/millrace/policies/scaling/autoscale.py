@@ -275,6 +275,9 @@ def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str
 def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margin: float) -> Decision[Scale]:
     """Choose where the attainable batch time is known: these may be enough for it."""
     count = look.workers
+    if look.batch_s < (1 - margin) * floor_s:  # what was seen with more of them was no floor: they had just begun, say
+        floor_s = look.batch_s
+        scale = msgspec.structs.replace(scale, floor_s=floor_s)
     why = f"{duration(floor_s)} an element is all that more workers bring"
     if look.batch_s <= (1 + margin) * floor_s:
         needed = math.ceil(count * look.busy)

@@ -299,3 +299,14 @@ def test_a_settled_number_says_what_the_last_look_saw(least, most, seen, said):
     for _ in range(3):
         decision = step(decision.value, seen, limits)
     assert (decision.value.phase, decision.reason) == ("settled", said)
+
+
+def test_what_fewer_workers_better_is_no_floor():
+    """Eight had just begun when they were looked at; four give an element in a third of the time."""
+    limits = Limits(1, 9)
+    scale = Scale(4, high=8, floor_s=1.03e-3, seen=((1, 1.8e-3), (8, 1.03e-3)))
+    fewer = step(scale, Look(4, 0.3e-3, 0.29e-3, 0.8), limits).value
+    assert fewer.floor_s == 0.3e-3
+    assert fewer.workers < 4
+    again = step(fewer, Look(fewer.workers, 0.5e-3, 0.49e-3, 1.0), limits).value
+    assert again.workers == 4
