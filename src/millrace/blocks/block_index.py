@@ -89,10 +89,8 @@ class PointIndex:
             except (BlockDamagedError, BlockMissingError):
                 with self._lock:
                     self._lost.append(name)
-            except CacheError as error:  # whose fault that is nobody knows: the others would take as long to fail
-                _logger.warning("%d blocks are not used just now: %s", 1 + len(unknown), error)
-                with self._lock:
-                    self._unread |= dict.fromkeys([name, *unknown])
+            except CacheError as error:  # it may be the store's fault, and then others would take as long to fail
+                self._leave_unread([*unknown, name], error, told=bool(before))  # it comes last, if it is its own
                 break
         with self._lock:
             new = {name: index for name, index in found.items() if name not in self._numbers}  # others learn, too
@@ -103,6 +101,13 @@ class PointIndex:
             self._numbers.update(zip(new, numbers, strict=True))
             self._indexes.update(zip(numbers, new.values(), strict=True))
             self._parts = self._merged([*self._parts, _Part(list(numbers), list(new.values()))])
+
+    def _leave_unread(self, names: list[str], error: CacheError, *, told: bool) -> None:
+        """Have blocks tried again as others are learnt; that is said loudly once, until all can be read."""
+        level = logging.INFO if told else logging.WARNING
+        _logger.log(level, "%d blocks of point %s are not used just now: %s", len(names), self._point, error)
+        with self._lock:
+            self._unread |= dict.fromkeys(names)
 
     def forget(self, names: Iterable[str]) -> None:
         """Stop using these blocks."""
@@ -139,14 +144,14 @@ class PointIndex:
             try:
                 read = self._reader(number).read(found.item if len(numbers) == 1 else found.item[places])
             except CacheError as error:
-                gone = isinstance(error, BlockDamagedError | BlockMissingError)
                 with self._lock:
-                    if number in self._indexes and gone:
-                        self._lost.append(self._names[number])
-                    elif number in self._indexes:
-                        _logger.warning("block %s is not used just now: %s", self._names[number], error)
-                        self._unread[self._names[number]] = None
+                    known, told = [self._names[number]] if number in self._indexes else [], bool(self._unread)
                     self._forget(number)
+                    if isinstance(error, BlockDamagedError | BlockMissingError):
+                        self._lost += known
+                        known = []
+                if known:
+                    self._leave_unread(known, error, told=told)
                 continue
             for place, item in zip(places, read, strict=True):
                 elements[place] = item

@@ -106,6 +106,25 @@ def test_a_block_that_cannot_be_read_just_now_is_not_lost(monkeypatch):
         assert read(index, [1, 3]) == {1: [1], 3: [3, 3, 3]}
 
 
+def test_a_block_that_can_never_be_read_keeps_no_other_from_being_used(monkeypatch):
+    store = MemoryStore()
+    known = PointIndex(store, POINT)
+    names = [write(store, [number]) for number in (1, 2, 3)]
+    opened = store.open
+
+    def refused(point, name):
+        if name == names[0]:
+            raise CacheError("permission denied")
+        return opened(point, name)
+
+    monkeypatch.setattr(store, "open", refused)
+    known.learn(names)
+    for _ in range(3):
+        known.learn([])
+    assert read(known, [1, 2, 3]) == {2: [2, 2], 3: [3, 3, 3]}
+    assert known.take_lost() == []
+
+
 def test_a_damaged_block_is_lost():
     store = MemoryStore()
     known = PointIndex(store, POINT)

@@ -29,6 +29,7 @@ from millrace.private_folder import make_private, private
 
 _DRAFTS = ".drafts"
 _ABANDONED_S = 86_400.0
+"""Seconds after which a draft that nobody has written to is taken to be left, whatever host its writer was on."""
 _NO_FILE = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV}
 """Errors of opening a link, a socket, or a device that is not there."""
 _POINT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
