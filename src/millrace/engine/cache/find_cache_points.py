@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from millrace.engine.cache.cached_items import whole_splits
 from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
@@ -75,16 +77,13 @@ def _unversioned(units: UnitMap, point: g.Node) -> str:
         (units.graph.id_of(node), node) for node in Graph(point).nodes if isinstance(node, g.Source)
     ):
         table = units.tables[number]
-        versions = (
-            zip(table.names, table.stamps, strict=False)
-            if table.locations
-            else ((split.location, split.version) for split in table.splits)
-        )
-        for location, version in versions:
-            if not version and is_remote(location):
-                return (
-                    f"the server of {location} gives no version of it, so nobody would see that it changed ({source})"
-                )
+        if table.locations:
+            lacking = np.flatnonzero(table.stamps.array() == 0).tolist()
+        else:
+            lacking = [index for index, split in enumerate(table.splits) if not split.version]
+        location = next((table.names[index] for index in lacking if is_remote(table.names[index])), "")
+        if location:
+            return f"{source}: the server of {location} gives no version of it, so nobody would see that it changed"
     return ""
 
 
