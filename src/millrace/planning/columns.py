@@ -68,10 +68,17 @@ class Integers(msgspec.Struct, frozen=True, array_like=True):
         return [self.base + offset for offset in found] if self.base else found
 
     def array(self) -> npt.NDArray[np.int64]:
-        """Convert to an array, int64 of shape (count,)."""
+        """Convert to an array, int64 of shape (count,); numbers of unsigned columns may not fit."""
         if not self.width:
             return np.full(self.count, self.base, np.int64)
         return self._offsets().astype(np.int64) + self.base
+
+    def places_of(self, number: int) -> npt.NDArray[np.intp]:
+        """Find where ``number`` is, intp of shape (places,), in ascending order; in unsigned columns too."""
+        offset = number - self.base
+        if not 0 <= offset < 1 << 8 * self.width:
+            return np.zeros(0, np.intp)
+        return np.flatnonzero(self._offsets() == offset) if self.width else np.arange(self.count)
 
     def within(self, low: int, high: int) -> bool:
         """Whether all lie between ``low`` and ``high``, both included."""

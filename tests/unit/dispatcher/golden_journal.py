@@ -296,7 +296,7 @@ def _go_home(service: Service) -> None:
     peer = service.join("homely", "homely")
     for worker in list(service.workers.values()):
         service.plan_tasks(worker)
-    for count in range(1, 6):
+    for count in range(1, 9):
         service.now += 2.0
         for name in service.workers:
             service.report(name, busy_s=2.0 * count, lanes=[LaneReport(0, True, 0.0, 1 << 30)])

@@ -45,6 +45,15 @@ def test_integers_come_back(numbers):
         assert column.array().tolist() == numbers
 
 
+@given(SIGNED | UNSIGNED | st.lists(st.integers(-3, 3)), st.integers(-(1 << 64), 1 << 64), st.randoms())
+@example([1 << 63, (1 << 64) - 1], 0, None)
+@example([7, 7], 7, None)
+def test_numbers_are_found_in_any_column(numbers, other, random):
+    for wanted in (other, random.choice(numbers) if random and numbers else 0):
+        places = [place for place, number in enumerate(numbers) if number == wanted]
+        assert integers(numbers).places_of(wanted).tolist() == places
+
+
 @pytest.mark.parametrize(("numbers", "size"), [([7] * 100, 0), ([1000, 1255] * 50, 100), ([0, 256] * 50, 200)])
 def test_integers_take_as_many_bytes_as_they_differ_by(numbers, size):
     assert len(integers(numbers).data) == size

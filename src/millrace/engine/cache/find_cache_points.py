@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from millrace.engine.cache.cached_items import whole_splits
 from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
@@ -78,7 +76,7 @@ def _unversioned(units: UnitMap, point: g.Node) -> str:
     ):
         table = units.tables[number]
         if table.locations:
-            lacking = np.flatnonzero(table.stamps.array() == 0).tolist()
+            lacking = table.stamps.places_of(0).tolist()
         else:
             lacking = [index for index, split in enumerate(table.splits) if not split.version]
         location = next((table.names[index] for index in lacking if is_remote(table.names[index])), "")
