@@ -97,9 +97,10 @@ def code_references(function: types.FunctionType, cells: dict[str, Any], metadat
         _check_unchanged(value, path[depth - 1 :])
         name = ".".join(path[:depth])
         found[name] = Reference("global", name, value)
+        found.update((held.name, held) for held in _submodules(value, name, used.names))
     package = function.__globals__.get("__package__")
     for each in sorted(used.imports):
-        found.update((held.name, held) for held in _imported(each, package))
+        found.update((held.name, held) for held in _imported(each, package, used.names))
     return list(found.values())
 
 
@@ -140,8 +141,30 @@ def is_dynamic(value: Any) -> bool:
     return any(value is each for each in _DYNAMIC)
 
 
-def _imported(each: Import, package: str | None) -> Iterator[Reference]:
-    """List the references of an import inside a function; the user's modules are imported, as on a call."""
+def is_below(value: Any, package: str) -> bool:
+    """Whether ``value`` is a module of ``package``: it is among the package's names once something has imported it."""
+    return isinstance(value, types.ModuleType) and value.__name__.startswith(f"{package}.")
+
+
+def _submodules(value: Any, label: str, used: set[str]) -> Iterator[Reference]:
+    """List modules of a user's package by whose names code may reach them: its other modules are nothing of its own."""
+    if not isinstance(value, types.ModuleType) or release(value.__name__) is not None:
+        return
+    for name in sorted(used & vars(value).keys()):
+        inside = vars(value)[name]
+        if is_below(inside, value.__name__):
+            yield Reference("part", f"{label}.{name}", inside)
+            yield from _submodules(inside, f"{label}.{name}", used)
+
+
+def _imported(each: Import, package: str | None, used: set[str]) -> Iterator[Reference]:
+    """List the references of an import inside a function; the user's modules are imported, as on a call.
+
+    Args:
+        each: the import.
+        package: package of the function's module.
+        used: names that the function looks up.
+    """
     name = resolve(each.module, each.level, package)
     label = "import " + "." * each.level + each.module
     if name is None:
@@ -154,10 +177,25 @@ def _imported(each: Import, package: str | None) -> Iterator[Reference]:
         module = importlib.import_module(name)
         if not each.names or "*" in each.names:
             yield Reference("part", label, module)
+            yield from _submodules(module, label, used)
+            if not each.names:
+                yield from _beside(name, used)
             return
         for wanted in each.names:
             if not hasattr(module, wanted):
                 importlib.import_module(f"{name}.{wanted}")
             yield Reference("part", f"{label}: {wanted}", getattr(module, wanted))
+            yield from _submodules(getattr(module, wanted), f"{label}: {wanted}", used)
     except Exception as error:  # noqa: BLE001 - modules run any code when they are imported
         raise UndecidableError(f"has `{label}` in it, which fails here ({type(error).__name__}: {error})") from None
+
+
+def _beside(name: str, used: set[str]) -> Iterator[Reference]:
+    """List what ``import a.b`` lets code reach besides ``a.b``: it binds ``a``."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        package = sys.modules[name]
+        for wanted in sorted(used & vars(package).keys()):
+            if not is_below(vars(package)[wanted], name):
+                yield Reference("part", f"import {name}: {wanted}", vars(package)[wanted])
+        yield from _submodules(package, f"import {name}", used)

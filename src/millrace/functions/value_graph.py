@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millrace.functions.bytecode import canonical
-from millrace.functions.closure_scan import Reference, UndecidableError, code_references, is_dynamic
+from millrace.functions.closure_scan import Reference, UndecidableError, code_references, is_below, is_dynamic
 from millrace.functions.graph_hash import atom, join_label
 from millrace.functions.package_versions import release
 from millrace.functions.user_modules import is_installed
@@ -342,13 +342,8 @@ def _module(value: types.ModuleType) -> ValueParts:
     if known is not None:
         return ValueParts(join_label(["installed", known, name]), [])
     own = sorted((key, item) for key, item in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
-    holds = [Reference("attribute", key, item) for key, item in own if not _is_below(item, name)]
+    holds = [Reference("attribute", key, item) for key, item in own if not is_below(item, name)]
     return _made("module", holds)
-
-
-def _is_below(value: Any, package: str) -> bool:
-    """Whether ``value`` is a module of ``package``: it is among the package's names once something has imported it."""
-    return isinstance(value, types.ModuleType) and value.__name__.startswith(f"{package}.")
 
 
 # -- classes and their instances ---------------------------------------------------------------------------------------

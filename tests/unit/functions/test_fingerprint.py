@@ -105,6 +105,40 @@ def test_functions_that_cannot_be_followed_are_refused(of, said, tmp_path, monke
     assert said in str(raised.value)
 
 
+REACHED = {
+    "import whole\ndef f(x):\n    return whole.sub.deep.g(x)\n": "sub/deep.py",
+    "def f(x):\n    import whole\n    return whole.sub.deep.g(x)\n": "sub/deep.py",
+    "def f(x):\n    import whole as p\n    return [p.sub.deep.g(y) for y in x]\n": "sub/deep.py",
+    "def f(x):\n    from whole import sub as s\n    return s.deep.g(x)\n": "sub/deep.py",
+    "import whole\ndef f(x):\n    p = whole\n    return p.sub.deep.g(x)\n": "sub/deep.py",
+    "def f(x):\n    import whole.other\n    return whole.g(x)\n": "__init__.py",
+    "def f(x):\n    import whole.other\n    return whole.sub.deep.g(x)\n": "sub/deep.py",
+    "def f(x):\n    import whole.sub.deep\n    return whole.other.g(x)\n": "other.py",
+}
+
+
+@pytest.mark.parametrize("source", REACHED)
+def test_modules_that_are_reached_through_their_package_are_seen(of, source, tmp_path, monkeypatch):
+    """The package's first module imports them, as packages do."""
+    found: list[bytes] = []
+    for returned in ("x", "x", "x + 1"):
+        folder = tmp_path / str(len(found))
+        package = folder / "whole"
+        (package / "sub").mkdir(parents=True)
+        files = dict.fromkeys(("__init__.py", "other.py", "sub/deep.py"), "def g(x):\n    return x\n")
+        files[REACHED[source]] = f"def g(x):\n    return {returned}\n"
+        files["__init__.py"] += "import whole.sub.deep, whole.other\n"
+        for name, text in {**files, "sub/__init__.py": ""}.items():
+            (package / name).write_text(text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(folder)
+            found.append(of(source))
+        for module in [each for each in sys.modules if each.partition(".")[0] == "whole"]:
+            del sys.modules[module]
+    first, same, changed = found
+    assert first == same != changed
+
+
 CHANGES_ITS_OWN = [
     "def f(x):\n    D = {}\n    D[x] = 1\n    D.update(x)\n    return D\n",
     "def f(x):\n    n = 0\n    def g():\n        nonlocal n\n        n += 1\n    g()\n    return n\n",
