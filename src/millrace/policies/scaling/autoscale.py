@@ -21,7 +21,8 @@ Where the next W comes from:
 
 A cluster may not have started all of W, or other jobs may have them. Fewer that turn out to be enough are enough; that
 fewer are too few says nothing new, and W stays as it is. What can't be had for long is a matter of limits. A job that
-has settled for the most that it may have goes on as soon as it may have more.
+has settled for the most that it may have goes on as soon as it may have more. One that waits though more brought
+nothing tries more now and then, and fewer in turns with that, ever more rarely.
 
 What differs from Cachew (4.3): it jumps to the estimate instead of adding one by one; a gain is compared with what
 perfect scaling would bring, where Cachew asks for 3 % a worker and so never goes beyond 33, as even a perfect 34th
@@ -74,8 +75,12 @@ TRIM_LOOKS = 10
 """Looks of a settled job after which their mean is looked at."""
 
 PROBE_MEANS = 3
-"""Unchanged means after which fewer workers are tried where a store limits the job: the workers' busy time does not
-tell that they are too many."""
+"""Unchanged means after which another number is tried where more workers brought nothing: the workers' busy time does
+not tell that they are too many, nor that the store or the consumer, which limits the job, could take more by now."""
+PROBE_GAIN = 1.5
+"""Factor by which workers are added then."""
+PROBE_DOUBLINGS = 3
+"""How often the means from one such trial to the next are doubled: trials that find nothing cost ever less."""
 
 Phase = Literal["search", "settled"]
 
@@ -132,6 +137,8 @@ class Scale(msgspec.Struct, frozen=True):
         looks: number of looks of which ``settled`` is the mean.
         means: number of such means before that changed nothing.
         limited: it settled for the most that it might have then, and would have more.
+        probes: how often other numbers were tried though nothing had changed.
+        back: number that it goes back to if more, which are tried, bring nothing; 0: none are.
     """
 
     workers: int = 1
@@ -145,6 +152,8 @@ class Scale(msgspec.Struct, frozen=True):
     looks: int = 1
     means: int = 0
     limited: bool = False
+    probes: int = 0
+    back: int = 0
 
 
 def look_elements(waits: float, batch_s: float) -> int:
@@ -215,7 +224,8 @@ def _fewer(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
 
 def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     count, margin = look.workers, max(MARGIN, 2 * look.noise)
-    scale = msgspec.structs.replace(scale, seen=(*scale.seen, (count, look.batch_s)))
+    back = scale.back
+    scale = msgspec.structs.replace(scale, seen=(*scale.seen, (count, look.batch_s)), back=0)
     waits = look.wait_s / look.batch_s
     own_s = max(look.batch_s - look.wait_s, 1e-9)
     if waits <= min(margin, VAGUE):
@@ -229,14 +239,14 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
         return _below_floor(scale, look, limits, scale.floor_s, margin)
     if look.busy < 1 - 2 * margin - WITHIN and count * look.busy < count - 1:
         why = f"workers find something to do for {rounded(look.busy)} of the time, and more would find less"
-        return _saturated(scale, look, limits, margin, why)
+        return _saturated(scale, look, limits, margin, why, back)
     jump = JUMP
     fewer = [seen for seen in scale.seen[:-1] if seen[0] < count]
     if fewer:
         before, before_s = max(fewer)
         gain = math.log(max(before_s / look.batch_s, 1e-9)) / math.log(count / before)
         if gain + math.log1p(margin) / math.log(count / before) < SCALES:  # that much could be noise
-            return _saturated(scale, look, limits, margin)
+            return _saturated(scale, look, limits, margin, back=back)
         if gain < 0.9:
             jump = 2  # it may be the last that more workers bring
     else:
@@ -256,8 +266,10 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     return Decision(msgspec.structs.replace(scale, workers=target, low=max(scale.low, count)), reason)
 
 
-def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str = "") -> Decision[Scale]:
-    """Choose where more workers don't help: as many are enough as come near the best that was seen."""
+def _saturated(
+    scale: Scale, look: Look, limits: Limits, margin: float, why: str = "", back: int = 0
+) -> Decision[Scale]:
+    """Choose where more workers don't help: as many are enough as come near the best that was seen, or ``back``."""
     best = min(batch_s for _, batch_s in scale.seen)
     alike = [(count, batch_s) for count, batch_s in scale.seen if batch_s <= (1 + 2 * margin) * best]
     floor = sum(batch_s for _, batch_s in alike) / len(alike)  # the least alone would be noise's
@@ -269,6 +281,8 @@ def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str
         needed = math.ceil(look.workers * look.busy)
     why = why or f"{duration(floor)} an element is all that more workers bring"
     scale = msgspec.structs.replace(scale, floor_s=floor)
+    if back:
+        return _settle(scale, look, back, f"{_are(back)} enough: {why}")
     return _narrow(scale, look, limits, low, enough, needed, why)
 
 
@@ -302,7 +316,8 @@ def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, nee
 
 def _settle(scale: Scale, look: Look, workers: int, reason: str, *, limited: bool = False) -> Decision[Scale]:
     settled = look if workers == look.workers else None  # else the next look is what is compared with
-    return Decision(Scale(workers, "settled", floor_s=scale.floor_s, settled=settled, limited=limited), reason)
+    found = Scale(workers, "settled", floor_s=scale.floor_s, settled=settled, limited=limited, probes=scale.probes)
+    return Decision(found, reason)
 
 
 # -- settled -----------------------------------------------------------------------------------------------------------
@@ -357,10 +372,8 @@ def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
         needed = math.ceil(workers * mean.busy / (1 - waits if scale.floor_s is None else 1))
     elif mean.batch_s > (1 + MARGIN / 2) * scale.floor_s:
         needed = math.ceil(workers * mean.batch_s / scale.floor_s)
-    elif scale.means >= PROBE_MEANS and workers > 1:
-        fewer = math.floor((1 - DRIFT) * workers)
-        probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
-        return Decision(probe, f"{counted(workers)} were enough for long, though the consumer waits: tries {fewer}")
+    elif scale.means >= PROBE_MEANS << min(scale.probes // 2, PROBE_DOUBLINGS):
+        return _probe(scale, mean, limits)
     limited = needed > limits.most
     needed = min(limits.clip(needed), JUMP * workers)
     starved = waits > DRIFT and scale.floor_s is None
@@ -368,8 +381,23 @@ def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
         replace = msgspec.structs.replace
         return Decision(replace(scale, settled=mean, means=scale.means + 1, looks=1, differing=0), _still(mean, limits))
     reason = f"over {scale.looks} looks workers computed {rounded(mean.busy)} of the time, and the consumer waited"
-    found = Scale(needed, "settled", floor_s=scale.floor_s, limited=limited)
+    found = Scale(needed, "settled", floor_s=scale.floor_s, limited=limited, probes=scale.probes)
     return Decision(found, f"{reason} {rounded(waits)}: {counted(needed)}")
+
+
+def _probe(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
+    """Try more workers and fewer in turns where the consumer waits and more brought nothing: that may have changed."""
+    workers, seen = scale.workers, ((scale.workers, mean.batch_s),)
+    tried = limits.clip(math.ceil(PROBE_GAIN * workers))
+    probe = Scale(tried, seen=seen, probes=scale.probes + 1, back=workers)
+    if scale.probes % 2 or tried == workers:
+        tried = limits.clip(max(1, math.floor((1 - DRIFT) * workers)))
+        probe = Scale(tried, high=workers, floor_s=mean.batch_s, seen=seen, probes=scale.probes + 1)
+    if tried == workers:
+        probe = msgspec.structs.replace(scale, settled=mean, means=0, looks=1, differing=0, probes=scale.probes + 1)
+        return Decision(probe, _still(mean, limits))
+    was = "was" if workers == 1 else "were"
+    return Decision(probe, f"{counted(workers)} {was} enough for long, though the consumer waits: tries {tried}")
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """How many workers a job gets."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -216,16 +217,60 @@ def test_a_small_change_is_seen_in_the_mean_of_many_looks():
     assert after(scale, 99, 5 * TRIM_LOOKS).workers == 100
 
 
-def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
+LOOKS_TO_PROBE = (PROBE_MEANS + 1) * (TRIM_LOOKS + 1)
+
+
+def test_more_and_fewer_are_tried_in_turns_where_a_store_limits_the_job():
     floor_s = 2 * OWN_S
     scale = settled(100, floor_s)
     assert scale.workers == 50
-    looks = (PROBE_MEANS + 1) * (TRIM_LOOKS + 1)
-    tried = [after(scale, 100, count, floor_s).workers for count in range(looks)]
-    assert set(tried) == {50, 45}
-    assert after(scale, 100, looks + 5, floor_s).workers in range(48, 52)
+    tried = [after(scale, 100, count, floor_s).workers for count in range(2 * LOOKS_TO_PROBE + 10)]
+    assert {50, 75, 45} <= set(tried) <= {50, 75, *range(45, 50)}
+    assert tried.index(75) < tried.index(45)
     # Its functions take half as long now, and nothing but a trial can tell.
-    assert after(scale, 50, 2 * looks, floor_s).workers in range(24, 28)
+    assert after(scale, 50, 4 * LOOKS_TO_PROBE, floor_s).workers in range(24, 28)
+
+
+def test_a_floor_that_is_none_any_more_is_found_out():
+    """The store was slow for others, say: the consumer waited as long with any number of workers."""
+    scale = settled(100, 10 * OWN_S)
+    assert scale.workers == 10
+    assert look(10, 100).batch_s == pytest.approx(10 * OWN_S), "ten give no more, so nothing seems to have changed"
+    assert after(scale, 100, LOOKS_TO_PROBE + 10).workers in range(97, 104)
+
+
+def test_trials_that_find_nothing_become_rare():
+    floor_s, scale, tried = 2 * OWN_S, settled(10, 2 * OWN_S), []
+    for _ in range(60 * LOOKS_TO_PROBE):
+        scale = after(scale, 10, 1, floor_s)
+        tried.append(scale.workers)
+    begins = [number for number, (before, now) in enumerate(pairwise(tried)) if before == 5 != now]
+    pauses = [then - now for now, then in pairwise(begins)]
+    assert scale.workers == 5
+    assert 5 * pauses[0] < max(pauses) < 10 * LOOKS_TO_PROBE
+    assert min(pauses[-5:]) > 5 * pauses[0]
+
+
+def test_more_that_are_tried_are_waited_for():
+    floor_s = 2 * OWN_S
+    scale = settled(100, floor_s)
+    while scale.workers == 50:
+        scale = after(scale, 100, 1, floor_s)
+    assert scale.workers == 75
+    for _ in range(3):  # a cluster takes minutes to start them
+        scale = step(scale, look(50, 100, floor_s=floor_s), LIMITS).value
+        assert (scale.workers, scale.phase) == (75, "search")
+    assert after(scale, 100, 1, floor_s).workers == 50
+    gone = step(scale, look(60, 100, floor_s=floor_s), Limits(1, 60))
+    assert gone.value.workers in range(49, 61), "or there is no room for them"
+
+
+def test_where_no_other_number_is_allowed_none_is_tried():
+    limits = Limits(5, 5)
+    scale = Scale(5, "settled", floor_s=2 * OWN_S, settled=look(5, 10, floor_s=2 * OWN_S))
+    for _ in range(3 * LOOKS_TO_PROBE):
+        scale = step(scale, look(5, 10, floor_s=2 * OWN_S), limits).value
+        assert (scale.workers, scale.phase) == (5, "settled")
 
 
 def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
