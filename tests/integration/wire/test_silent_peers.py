@@ -2,11 +2,13 @@
 
 import contextlib
 import socket
+import subprocess
 import sys
 
 import pytest
 from tests.integration.wire.wire_messages import PROMPTLY_S, works
 
+from millrace.dispatcher.journal_file import SqliteJournal
 from millrace.wire.control import connection_sweep
 from millrace.wire.control.connection_sweep import ConnectionSweep
 from millrace.wire.control.control_client import ControlChannel
@@ -86,3 +88,20 @@ def test_only_own_connections_are_swept(serving):
         elsewhere.settimeout(0.2)
         assert not ended(elsewhere)
         works(other.address)
+
+
+def test_a_sweep_leaves_the_locks_of_the_journal_alone(serving, tmp_path):
+    """Who closes any descriptor of a file ends all locks that its process has on it."""
+    journal = SqliteJournal(str(tmp_path / "journal.db"))
+    look = (
+        f"import sqlite3; sqlite3.connect({str(tmp_path / 'journal.db')!r}, timeout=0).execute('SELECT 1 FROM groups')"
+    )
+    try:
+        with serving() as dispatcher:
+            for now in (0.0, 100.0):
+                swept(dispatcher, now)
+        found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    finally:
+        journal.close()
+    assert "database is locked" in found.stderr
+    subprocess.run([sys.executable, "-c", look], check=True)

@@ -6,7 +6,6 @@ are this process's own sockets, as Linux lists them; elsewhere nothing is swept.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import urllib.parse
@@ -70,45 +69,60 @@ class ConnectionSweep:
             now: in seconds.
         """
         known_before, self._let_in = self._known.copy(), 0
-        with contextlib.ExitStack() as opened:
-            there = dict(self._connections(opened))
-            self._known -= known_before - there.keys()
-            for name in self._seen - there.keys():
-                self.lobby.leave(name)
-            gone = set(self.lobby.overdue(now))
-            for name in there.keys() - self._seen - self._known:
-                turned_away = self.lobby.enter(name, name.rpartition(":")[0], now)
-                if turned_away is not None:
-                    gone.add(turned_away)
-            gone = (gone & there.keys()) - self._known
-            for name in gone:
-                with contextlib.suppress(OSError):  # it has gone by itself
-                    there[name].shutdown(socket.SHUT_RDWR)  # gRPC sees that it has, and closes it
-            for name in self._known & there.keys():
-                self.lobby.leave(name)
-            self._seen = {name for name in there if name in self.lobby}
+        there = dict(self._connections())
+        self._known -= known_before - there.keys()
+        for name in self._seen - there.keys():
+            self.lobby.leave(name)
+        gone = set(self.lobby.overdue(now))
+        for name in there.keys() - self._seen - self._known:
+            turned_away = self.lobby.enter(name, name.rpartition(":")[0], now)
+            if turned_away is not None:
+                gone.add(turned_away)
+        gone = (gone & there.keys()) - self._known
+        for name in gone:
+            self._peer(there[name], gone=name)
+        for name in self._known & there.keys():
+            self.lobby.leave(name)
+        self._seen = {name for name in there if name in self.lobby}
         return len(gone)
 
-    def _connections(self, opened: contextlib.ExitStack) -> Iterator[tuple[str, socket.socket]]:
-        """Find the sockets that are connected to the port, and open them once more, by the names of their peers."""
+    def _connections(self) -> Iterator[tuple[str, int]]:
+        """Find the sockets that are connected to the port: the names of their peers, and their descriptors."""
         for entry in os.listdir(_DESCRIPTORS):
-            try:
-                own = os.dup(int(entry))
-            except OSError:  # closed meanwhile, or there are no more
-                continue
-            try:
-                sock = socket.socket(fileno=own)  # what is no socket is refused here
-            except OSError:
-                os.close(own)
-                continue
-            opened.enter_context(sock)
-            with contextlib.suppress(OSError):  # it listens
-                if sock.family in {socket.AF_INET, socket.AF_INET6} and sock.getsockname()[1] == self._port:
-                    host, port = sock.getpeername()[:2]
-                    yield f"{host.removeprefix('::ffff:')}:{port}", sock
+            name = self._peer(int(entry))
+            if name:
+                yield name, int(entry)
+
+    def _peer(self, descriptor: int, gone: str = "") -> str:
+        """Name the peer of a connection to the port, and hang up if that is ``gone``; empty: it is no such descriptor.
+
+        It is not duplicated: who closes a duplicate of a file ends all locks that this process has on it, as SQLite has
+        on the journal; and there might be no descriptor left for that.
+        """
+        try:
+            sock = socket.socket(fileno=descriptor)
+        except OSError:  # it is no socket, or was closed meanwhile
+            return ""
+        try:
+            if sock.family not in {socket.AF_INET, socket.AF_INET6} or sock.getsockname()[1] != self._port:
+                return ""
+            host, port = sock.getpeername()[:2]
+            name = f"{_unscoped(host)}:{port}"
+            if name == gone:
+                sock.shutdown(socket.SHUT_RDWR)  # gRPC sees that it has, and closes it
+        except OSError:  # it listens, or its peer has gone by itself
+            return ""
+        finally:
+            sock.detach()
+        return name
+
+
+def _unscoped(host: str) -> str:
+    """IP address without the network of a link-local one, for which there are names and numbers."""
+    return host.removeprefix("::ffff:").partition("%")[0]
 
 
 def _plain(peer: str) -> str:
     """Peer as ``host:port``, of what gRPC has as ``ipv4:10.0.0.7:41234`` or ``ipv6:%5B::1%5D:41234``."""
     host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
+    return f"{_unscoped(host.strip('[]'))}:{port}"
