@@ -26,6 +26,12 @@ CONNECT_TIMEOUT_S = 10.0
 IDLE_PART = 4
 """One part in so many of the buffer's bytes may be held besides, in memory that awaits its next use."""
 
+_LACKING = {
+    errno.EMFILE: "no file descriptor (ulimit -n)",
+    errno.ENOMEM: "no room to map memory (ulimit -v, vm.max_map_count, vm.overcommit_memory)",
+}
+"""By the number of the error, what this process may have too little of to share memory with workers."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -106,13 +112,17 @@ class WorkerConnections:
                     complaint = str(error)
                     _logger.warning("nothing is read from worker %s: %s", address, error)
                 _logger.debug("worker %s: %s", address, error)
-                if near and getattr(error.__cause__, "errno", 0) == errno.EMFILE:
+                lacking = _LACKING.get(getattr(error.__cause__, "errno", 0), "")
+                if near and lacking:
                     near = False
                     _logger.warning(
-                        "no file descriptor is left in this process (ulimit -n) for what worker %s shares with it:"
-                        " elements are copied through a socket from now on",
+                        "%s is left to this process for what worker %s shares with it: elements are copied through a"
+                        " socket from now on",
+                        lacking,
                         address,
                     )
+            except Exception as error:  # noqa: BLE001 - no memory, no thread: a loop that waits for ever says nothing
+                shared.handle(io.Broke(ServiceError(f"reading from worker {address} failed: {error!r}")))
             if time.monotonic() - began > CONNECT_TIMEOUT_S:
                 pauses = delays()  # it went well for a while
             shared.handle(io.Disconnected(address))

@@ -105,7 +105,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         (family, *_, resolved), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # create_server sets SO_REUSEADDR, so that a restart needn't wait for old connections to time out.
-        return socket.create_server(resolved[:2], family=family, backlog=1024)
+        both = host == "::" and socket.has_dualstack_ipv6()  # all networks, as gRPC takes it
+        return socket.create_server(resolved[:2], family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(

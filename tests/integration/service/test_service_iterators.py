@@ -8,6 +8,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from tests.integration.service.service_driving import PAUSE_S, WAIT_S
@@ -314,3 +315,16 @@ class TestAnEmbeddedService:
         assert children() - before
         del elements
         assert children() <= before
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_what_ends_a_receiving_thread_ends_the_epoch(service, monkeypatch):
+    """A process without memory, or threads, for what comes would wait for ever else."""
+    for error in (MemoryError("no memory for a delivery"), RuntimeError("can't start new thread")):
+        monkeypatch.setattr("millrace.client.receiver.open_data_connection", Mock(side_effect=error))
+        told = pytest.raises(mr.ServiceError, match=rf"reading from worker .* failed: .*{error}")
+        with shuffled().distribute(service.address) as dataset, told:
+            next(iter(dataset))
+    monkeypatch.undo()
+    with shuffled().distribute(service.address) as dataset:
+        assert sum(map(len, dataset)) == COUNT

@@ -47,10 +47,11 @@ def give(connection):
         connection.send(header, np.array_split(batch(header.number), 3))
 
 
-def near(address, compression):
-    """Reads batches, says what it saw, then waits for one that the link never brings."""
+def near(address, compression, asks):
+    """Reads batches, says what it saw, then waits for one that the link never brings, or asks for one."""
     # A dead link is noticed after 2 s, not 20.
     socket_options.KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
+    socket_options.UNACKNOWLEDGED_MS = 2000
     with open_data_connection(address, TOKEN, compression=None if compression == "-" else compression) as connection:
         sockets = connection._sock._sockets if isinstance(connection._sock, Striped) else [connection._sock]
         assert isinstance(sockets[0], socket.socket)
@@ -62,13 +63,16 @@ def near(address, compression):
             assert header == Batch(number)
             assert np.array_equal(payload, batch(number))
         say("read over", len(sockets))
+        sys.stdin.readline()
         try:
+            if asks == "asks":  # while that is on its way nobody looks whether the peer is there
+                connection.send(Batch(0))
             connection.receive(BATCH)
         except ServiceUnreachableError:
             say("lost", connection.closed)
 
 
-def far(_, __):
+def far(*_):
     server = DataServer("0.0.0.0", give, token=TOKEN, insecure=True)
     say(server.port)
     sys.stdin.read()
@@ -103,15 +107,16 @@ def hosts():
         yield SimpleNamespace(run=run, cut=lambda: tunnel.send_signal(signal.SIGSTOP))
 
 
-@pytest.mark.parametrize("compression", ["-", "lz4"])
-def test_between_distant_hosts(hosts, compression):
+@pytest.mark.parametrize(("compression", "asks"), [("-", "waits"), ("lz4", "waits"), ("-", "asks")])
+def test_between_distant_hosts(hosts, compression, asks):
     """Bytes are right, the round trip makes it several sockets, and a link that goes dead is noticed."""
-    _, port = hosts.run("b", "far", "-", "-")
-    reader, line = hosts.run("a", "near", f"10.97.0.2:{port}", compression)
+    _, port = hosts.run("b", "far")
+    reader, line = hosts.run("a", "near", f"10.97.0.2:{port}", compression, asks)
     words, sockets = line.rsplit(" ", 1)
     assert words == "read over"
     assert int(sockets) > 1
     hosts.cut()
+    print(file=reader.stdin, flush=True)
     assert reader.stdout.readline().strip() == "lost True"
 
 

@@ -96,7 +96,7 @@ def exchange_hello(
         ProtocolError: what answers is not millrace.
         EOFError, OSError: the connection broke, or the time is over.
     """
-    set_socket_options(sock)
+    set_socket_options(sock, connects=True)
     hurried = _DeadlineSocket(sock, deadline)
     hello = Hello(OWN, compression, part, credential.claims, draw_key())
     send_frame(sock, hello)

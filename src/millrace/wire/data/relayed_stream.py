@@ -76,7 +76,7 @@ class RelayedStream:
 
     def _hand_over(self) -> None:
         assert self._relay is not None
-        set_socket_options(self._tcp)
+        set_socket_options(self._tcp, connects=bool(self._host))
         given = (self._tcp, self._theirs, self._their_side)
         self._relay.take([each.fileno() for each in given])
         for each in given:
