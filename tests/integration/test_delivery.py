@@ -1,6 +1,7 @@
 """A worker's desk and a consumer's core and connections, over real connections, with the test as their dispatcher."""
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections import Counter
@@ -49,7 +50,7 @@ from millrace.wire.data import compression as compressing
 from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.data_keys import A_WORKER, consumer_credential, consumer_key, job_key, worker_credential
 from millrace.wire.error_codec import error_of
-from millrace.worker import task_manager
+from millrace.worker import delivery_server, task_manager
 from millrace.worker.core.worker_inputs import SessionOpened
 from millrace.worker.job_pipeline import JobPipeline
 from millrace.worker.task_manager import TaskManager
@@ -391,6 +392,42 @@ def test_a_tail_says_which_leftovers_are_gone():
         one.server.close()
         two.run(3, holders=holders)
         assert two.wait(lambda m: isinstance(m, LeftoversLost), 2).missing == [0, 1, 2]
+
+
+def test_leftovers_of_a_worker_that_stands_still_are_missing(monkeypatch):
+    """Its kernel still answers, and the dispatcher may have given it up long ago."""
+    monkeypatch.setattr(delivery_server, "FETCH_TIMEOUT_S", 0.5)
+    over = threading.Event()
+    dataset = mr.Dataset.range(100).filter(lambda x: x % 3 == 0).batch(8)
+
+    def stand_still(connection):
+        connection.receive(data_messages.TO_SERVER)
+        over.wait()
+
+    with Service(dataset, tasks=3) as tail:
+        key_of = tail.manager.key_of
+        frozen = DataServer("127.0.0.1", stand_still, key_of=key_of)
+        tail.run(3, holders=[(task, frozen.address) for task in range(3)])
+        assert tail.wait(lambda m: isinstance(m, LeftoversLost)).missing == [0, 1, 2]
+        over.set()
+        frozen.close()
+
+
+def test_a_blob_is_waited_for_while_the_dispatcher_is_away(monkeypatch):
+    monkeypatch.setattr(task_manager, "delays", lambda: itertools.repeat(0.01))
+    service, refused = Service(mr.Dataset.range(100), tasks=3), list[str]()
+
+    def fetch(digest):
+        if len(refused) < 3:
+            refused.append(digest)
+            raise mr.ServiceUnreachableError("the dispatcher did not answer FetchBlob within 300 s")
+        return service.blobs[digest]
+
+    service.manager._fetch = fetch
+    with service:
+        service.run(0)
+        assert service.finished(0).outputs == 34
+    assert len(refused) == 3
 
 
 def test_only_leftovers_wanted_keeps_no_outputs():

@@ -57,7 +57,7 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
     return {
         wire.HAS: CallHandler(str, has),
         wire.PUT: CallHandler(wire.Blob, put, rpc.MAX_CALL_BYTES),
-        wire.FETCH: CallHandler(str, fetch),
+        wire.FETCH: CallHandler(str, fetch, reply_bytes=lambda digest: store().size(digest)),
         wire.LEND: CallHandler(wire.BlobOffer, lend),
         wire.LOCATE: CallHandler(str, locate),
     }

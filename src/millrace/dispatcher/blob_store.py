@@ -104,6 +104,11 @@ class BlobStore:
     def __contains__(self, digest: object) -> bool:
         return digest in self._sizes
 
+    def size(self, digest: str) -> int:
+        """Bytes of a blob; 0 if it is not here."""
+        lent = self._lent.get(digest)
+        return self._sizes.get(digest, 0) if lent is None else lent.loan.size
+
     def has(self, digest: str) -> bool:
         """Whether a blob is here; if so it won't be the next to go."""
         if digest not in self._sizes:

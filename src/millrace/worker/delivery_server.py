@@ -126,6 +126,7 @@ def fetch_leftovers(
         address, None, FETCH_TIMEOUT_S, local=False, sockets=1, credential=credential, tls=secured
     )
     with opened as connection:
+        connection.give_up_after(FETCH_TIMEOUT_S)  # of a worker that stands still the dispatcher may never hear
         answers = []
         for ref in refs:
             connection.send(data_messages.FetchLeftovers(ref))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ JOIN_S = 10.0
 """Seconds after which a job's end tells of runs that have not stopped; user code can't be interrupted."""
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TaskManager:
@@ -172,7 +174,9 @@ class TaskManager:
         allocate: Allocate = (
             np.empty if self._arena is None else functools.partial(self._arena.allocate, owner=object())
         )
-        job = JobPipeline(opened, self._fetch, self._threads, allocate, self._share, sources)
+        fetch: Fetch = functools.partial(self._patiently, opened.job, self._fetch)
+        share = None if self._share is None else functools.partial(self._patiently, opened.job, self._share)
+        job = JobPipeline(opened, fetch, self._threads, allocate, share, sources)
         return job
 
     def _use_cache_servers(self, known: CacheServersKnown) -> None:
@@ -237,6 +241,18 @@ class TaskManager:
         if not digest:
             return None
         return msg.SourcesListed(job.name, summaries(tables), prints, points, digest, job.generation)
+
+    def _patiently(self, job: str, fetch: Callable[[str], T], digest: str) -> T:
+        """Fetch a blob of a job, however long the dispatcher is away, or sends to others."""
+        pauses = delays()
+        while True:
+            try:
+                return fetch(digest)
+            except ServiceUnreachableError as error:
+                if job not in self._jobs or self._over.is_set():
+                    raise
+                _logger.info("job %s waits for %s: %s", job, digest, error)
+                self._over.wait(next(pauses))
 
     def _hand_over(self, job: JobPipeline, tables: bytes) -> str:
         """Give the dispatcher split tables, however long it is away; return their digest, "" if the job is over."""

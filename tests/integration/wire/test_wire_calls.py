@@ -4,6 +4,8 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import grpc._channel
@@ -19,7 +21,7 @@ from millrace.errors import (
 )
 from millrace.host_limits import resident_bytes
 from millrace.wire.auth import OWN
-from millrace.wire.control import rpc, uploads
+from millrace.wire.control import control_server, rpc, uploads
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.control_server import CallHandler
 
@@ -238,3 +240,30 @@ def test_a_dispatcher_that_does_not_answer(serving):
         pytest.raises(ServiceUnreachableError, match=r"did not answer Never within 0.2 s"),
     ):
         channel.call("Never", None, None, timeout=0.2)
+
+
+def test_large_replies_are_in_memory_one_after_the_other(serving, monkeypatch):
+    """Workers that open a job together all ask for its functions; those that ask for little don't wait for them."""
+    monkeypatch.setattr(control_server, "LARGE_REPLIES", 1)
+    at_once, most, over = 0, 0, threading.Event()
+
+    async def large(size, caller):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.to_thread(over.wait, 20)
+        at_once -= 1
+        return bytes(size)
+
+    calls = {"Large": CallHandler(int, large, reply_bytes=lambda size: size), **CALLS}
+    size = uploads.LARGE_BYTES + 1
+    with (
+        serving(calls=calls) as dispatcher,
+        ControlChannel(dispatcher.address) as opened,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        found: list[Any] = [pool.submit(opened.call, "Large", size, bytes, 30.0) for _ in range(3)]
+        assert opened.call("Reverse", b"ab", bytes) == b"ba"
+        over.set()
+        assert [len(each.result()) for each in found] == [size] * 3
+    assert most == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -32,11 +33,14 @@ from millrace.wire.control.challenges import (
 )
 from millrace.wire.control.connection_sweep import ConnectionSweep
 from millrace.wire.control.tls_channel import server_credentials
-from millrace.wire.control.uploads import Uploads
+from millrace.wire.control.uploads import LARGE_BYTES, Uploads
 from millrace.wire.own_token import resolve
 from millrace.wire.peer_log import PeerLog
 from millrace.wire.tls_files import TlsFiles
 from millrace.wire.token_registry import TokenEntry, TokenRegistry
+
+LARGE_REPLIES = 2
+"""Large replies that are in memory at a time: workers that open a job together may all ask for its functions."""
 
 _FLUSH_S = 2.0
 """Seconds for a peer to read what was queued before its session was closed."""
@@ -64,11 +68,13 @@ class CallHandler(NamedTuple):
         request: type of the request.
         handler: answers it.
         most_bytes: of a request, encoded.
+        reply_bytes: tells about how many bytes the reply to a request takes.
     """
 
     request: Any
     handler: Callable[[Any, Caller], Awaitable[Any]]
     most_bytes: int = rpc.FRAME_BYTES
+    reply_bytes: Callable[[Any], int] = lambda request: 0
 
 
 class Admitted(NamedTuple):
@@ -224,6 +230,7 @@ class ControlServer:
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._uploads = Uploads()
+        self._large_replies = asyncio.Semaphore(LARGE_REPLIES)
         self._sweep: ConnectionSweep | None = None
 
     async def start(self) -> str:
@@ -318,13 +325,20 @@ class ControlServer:
     async def _serve_call(
         self, name: str, admitted: Admitted | None, _: Any, context: grpc.aio.ServicerContext
     ) -> None:
-        call = self._calls[name]
         if admitted is not None:
             self._known(context)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)  # a peer that sends no more ends with the server
         task.add_done_callback(self._tasks.discard)
+        async with contextlib.AsyncExitStack() as held:
+            await self._answer(name, admitted, context, held)
+
+    async def _answer(
+        self, name: str, admitted: Admitted | None, context: grpc.aio.ServicerContext, held: contextlib.AsyncExitStack
+    ) -> None:
+        """Read a request and write the reply; what is ``held`` is let go of once it is written."""
+        call = self._calls[name]
         try:
             async with self._uploads.receive(name, context.peer(), context.read, call.most_bytes) as encoded:
                 if call.most_bytes <= rpc.MAX_MESSAGE_BYTES:  # larger ones are bytes for their most part
@@ -333,6 +347,8 @@ class ControlServer:
                     request = msgspec.msgpack.decode(encoded, type=call.request)
                 except MALFORMED as error:
                     raise ProtocolError(f"the request {name} is malformed: {error}") from error
+            if call.reply_bytes(request) > LARGE_BYTES:  # in memory until its reader has taken it, however slow that is
+                await held.enter_async_context(self._large_replies)
             reply = rpc.encode(await call.handler(request, NOBODY if admitted is None else admitted.entry.caller))
             rpc.check_call_size(len(reply), f"the reply to {name}")
         except MillraceError as error:

@@ -145,6 +145,11 @@ class DataConnection:
             awaited()
         return found
 
+    def give_up_after(self, seconds: float) -> None:
+        """Take the connection, of one socket, for broken when nothing more comes, or is taken, for so many seconds."""
+        assert not isinstance(self._sock, Striped), "that waits for all of its sockets at a time"
+        self._sock.settimeout(seconds)
+
     def await_first(self, awaited: Callable[[], object]) -> None:
         """Have ``awaited`` called once the peer has said something; for this module."""
         self._awaited = awaited
