@@ -1,4 +1,4 @@
-"""Host limits: the memory, cores and processes of this process's host that it may use."""
+"""Host limits: the memory, cores and processes of this process's host that it may use, and see."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:
     limits = [_read(each / "memory.max") for each in _chain(groups, own, "")]
     limits += [_read(each / "memory.limit_in_bytes") for each in _chain(groups, own, "memory")]
     return min([whole, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def process_space() -> str:
+    """Name of the space in which the number of this process is its own, as a container has one; empty: not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def cpu_quota(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> float | None:

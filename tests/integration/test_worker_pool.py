@@ -1,12 +1,16 @@
 """As many workers as are planned, whatever the cluster does."""
 
 import asyncio
+import os
+import platform
 
 import pytest
 
+from millrace.control.state.state import Worker
 from millrace.dispatcher import worker_pool as fleets
-from millrace.dispatcher.worker_pool import WorkerPool
+from millrace.dispatcher.worker_pool import WorkerPool, dead_workers
 from millrace.errors import ServiceError
+from millrace.host_limits import process_space
 
 DONE = "ended with exit status 0", True
 KILLED = "was killed by SIGKILL", False
@@ -18,6 +22,7 @@ class Paper:
     def __init__(self, failing=0):
         self.asked, self.stopped, self.failing = [], [], failing
         self.waiting, self.given_up = 0, []
+        self.error: Exception = ServiceError("no machine is to be had")
         self.changed = asyncio.Event()
 
     def watch(self, ended):
@@ -27,7 +32,7 @@ class Paper:
         if self.failing:
             self.failing -= 1
             self.changed.set()
-            raise ServiceError("no machine is to be had")
+            raise self.error
         self.asked += [workers] if workers else []
         self.changed.set()
 
@@ -277,13 +282,35 @@ def test_a_cluster_that_cannot_start_any_ends_the_service_that_begins():
         play(None, 2, failing=1)
 
 
-def test_a_cluster_that_could_not_is_asked_again(monkeypatch):
+@pytest.mark.parametrize("error", [ServiceError("no machine"), RuntimeError("can't start new thread")])
+def test_a_cluster_that_could_not_is_asked_again(monkeypatch, error):
     monkeypatch.setattr(fleets, "_RETRY_S", 0.01)
 
     async def story(cluster, fleet):
-        cluster.failing = 2
+        cluster.failing, cluster.error = 2, error
         fleet.resize(4)
         await cluster.until_asked_for(4)
         assert (cluster.failing, fleet.requested) == (0, 4)
 
     play(story)
+
+
+def test_only_processes_that_can_be_seen_from_here_are_known_to_have_ended(monkeypatch):
+    """A container that has its host's name has numbers of processes of its own."""
+    monkeypatch.setattr(fleets, "process_exists", lambda pid: pid == os.getpid())
+    here, there, space = platform.node(), "elsewhere", process_space()
+    assert space
+
+    def worker(name, host, pid, life, lost_at=1.0):
+        fields = dict.fromkeys(Worker.__struct_fields__)
+        return Worker(**{**fields, "id": name, "host": host, "pid": pid, "life": life, "lost_at": lost_at})
+
+    workers = [
+        worker("ended", here, 7, f"{space}/a"),
+        worker("of before", here, 7, ""),
+        worker("lives", here, os.getpid(), f"{space}/a"),
+        worker("there", there, 7, f"{space}/a"),
+        worker("in a container", here, 7, "pid:[1]/a"),
+        worker("connected", here, 7, f"{space}/a", None),
+    ]
+    assert dead_workers(workers) == ["ended", "of before"]

@@ -18,6 +18,7 @@ from typing import Any
 from millrace.control.state.state import Worker
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.errors import MillraceError
+from millrace.host_limits import process_space
 from millrace.policies.scaling.respawn import respawn_at
 
 _REMEMBERED = 100
@@ -153,12 +154,11 @@ class WorkerPool:
         try:
             async with self._asking:  # what comes of it is counted before anything else is asked for
                 await cluster.start(workers)
-        except MillraceError as error:
+        except Exception:  # also what nobody expects of a cluster: these are not there, and are asked for again
             self.requested = max(0, self.requested - workers)
-            self.why = str(error)
-            _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
             if self._starting is None and not self._closed:
                 self._starting = asyncio.get_running_loop().call_later(_RETRY_S, self._refill)
+            raise
         else:
             self.why = ""
 
@@ -195,7 +195,11 @@ def process_exists(pid: int) -> bool:
 
 
 def dead_workers(workers: Iterable[Worker]) -> list[str]:
-    """List workers of this host that are away and whose processes have ended: nobody need wait for them."""
-    host = platform.node()
+    """List workers of this host that are away and whose processes have ended: nobody need wait for them.
+
+    A container may have its host's name, and numbers of processes of its own.
+    """
+    host, space = platform.node(), process_space()
     away = [worker for worker in workers if worker.lost_at is not None and worker.host == host and worker.pid]
-    return [worker.id for worker in away if not process_exists(worker.pid)]
+    near = [worker for worker in away if worker.life.rpartition("/")[0] in {"", space}]
+    return [worker.id for worker in near if not process_exists(worker.pid)]

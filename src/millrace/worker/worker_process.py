@@ -21,7 +21,7 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
-from millrace.host_limits import usable_cores
+from millrace.host_limits import process_space, usable_cores
 from millrace.protocol import messages as msg
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address, is_loopback
@@ -90,8 +90,8 @@ class WorkerProcess:
         zone: str = "",
     ) -> None:
         self._job = job
-        self._life = uuid.uuid4().hex
-        self.id = name or self._life
+        self.id = name or uuid.uuid4().hex
+        self._life = f"{process_space()}/{uuid.uuid4().hex}"
         self._dispatcher = dispatcher
         self._token = token
         self._host, self._insecure = host, insecure
