@@ -141,6 +141,16 @@ class ContinuedPipeline(Readable):
         """See :class:`Readable`."""
         return self.served.set_weights(weights)
 
+    @property
+    def load_id(self) -> int | None:
+        """See :class:`Readable`."""
+        return self.served.load_id
+
+    @property
+    def whole(self) -> bool:
+        """See :class:`Readable`."""
+        return self.served.whole
+
     def forget_state(self) -> None:
         """See :class:`Readable`."""
         self.served.forget_state()

@@ -74,6 +74,23 @@ def chosen_parameters(
     }
 
 
+def why_no_whole_epoch(parameters: Mapping[str, Any], *, named: bool) -> str:
+    """Say why one consumer may not get each element of an epoch once; empty: it does.
+
+    Args:
+        parameters: of the job.
+        named: whether others may read the job by its name.
+    """
+    if parameters["num_consumers"] != 1 and (named or parameters["num_consumers"] is not None):
+        return (
+            "what comes to one of several consumers of a job is another part in each run; where there is one alone, "
+            "say num_consumers=1"
+        )
+    if parameters["sharding"] == "off" or parameters["visitation"] != "exactly_once":
+        return "an epoch may lack elements, or have some of them twice"
+    return ""
+
+
 def served_made_of(node: Node, parameters: Mapping[str, Any], shown: str, named: bool) -> MadeOf:
     """Identify what an epoch that comes from a service is made of, by listing its data here.
 
@@ -86,14 +103,7 @@ def served_made_of(node: Node, parameters: Mapping[str, Any], shown: str, named:
     from millrace.pipeline import Pipeline
     from millrace.policies.saved_data import MadeOf
 
-    why = ""
-    if parameters["num_consumers"] != 1 and (named or parameters["num_consumers"] is not None):
-        why = (
-            "what comes to one of several consumers of a job is another part in each run; where there is one alone, "
-            "say num_consumers=1"
-        )
-    elif parameters["sharding"] == "off" or parameters["visitation"] != "exactly_once":
-        why = "an epoch may lack elements, or have some of them twice"
+    why = why_no_whole_epoch(parameters, named=named)
     if why:
         return MadeOf(shown, why=why)
     chosen = Pipeline(node).graph.seed() is not None or named

@@ -16,7 +16,13 @@ from millrace.frameworks.base import Readable
 from millrace.graph import serialize
 from millrace.graph.nodes import Node, WithOptions
 from millrace.graph.rounds import in_rounds
-from millrace.job_parameters import check_helpers, chosen_parameters, fresh_state, served_made_of
+from millrace.job_parameters import (
+    check_helpers,
+    chosen_parameters,
+    fresh_state,
+    served_made_of,
+    why_no_whole_epoch,
+)
 from millrace.own_job import OwnJobs, own_job, told_detached, told_late
 from millrace.planning.checkpoint import Checkpoint, fit_rounds, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
@@ -113,7 +119,7 @@ class ServedPipeline(Readable):
 
         from millrace.client.deferred_reader import DeferredReader
 
-        first, reload = self._first, functools.partial(self._reload, share)
+        first, reload = self._first, functools.partial(self._reload, number, share)
         if share is None and first is not None and (other := first()) is not None and not other.closed:
             # Both begin with these states, until one is asked.
             begin, fresh = functools.partial(self._begin_instead, first, self._closings), self.before()
@@ -145,17 +151,17 @@ class ServedPipeline(Readable):
         except StateError as error:
             from millrace.client.deferred_reader import DeferredReader
 
-            return DeferredReader(functools.partial(self._reload, None), awaits=error, fresh=self._fresh_state())
+            reload = functools.partial(self._reload, number, None)
+            return DeferredReader(reload, awaits=error, fresh=self._fresh_state())
 
     def _next_epoch(self, number: Number, share: Share | None) -> DeferredReader:
         from millrace.client.deferred_reader import DeferredReader
 
-        passes, session = self._passes, self._joined(share)
+        passes, session, reload = self._passes, self._joined(share), functools.partial(self._reload, number, share)
         if self._sharing is not None and not session.reading:
-            return DeferredReader(functools.partial(self._reload, share), reader=self._begin_shared(session, number))
+            return DeferredReader(reload, reader=self._begin_shared(session, number))
         passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
         chosen, _ = passes.choose(number)
-        reload = functools.partial(self._reload, share)
         if not session.reading:
             return DeferredReader(reload, reader=self._begin(session, chosen, passes))
         begin = functools.partial(self._begin_beside, chosen, share, self._closings)
@@ -247,7 +253,7 @@ class ServedPipeline(Readable):
             elif self._local is not None:
                 self._local.close()
 
-    def _reload(self, share: Share | None, state: Any) -> AnyReader:
+    def _reload(self, number: Number, share: Share | None, state: Any) -> AnyReader:
         """Make the reader of an iterator into which ``state`` is loaded."""
         with self._lock:
             resumed = self._resumed() if self._resumed is not None else None
@@ -257,7 +263,7 @@ class ServedPipeline(Readable):
             (first, *others), session = self._passes.loaded, self._session
             if share is None and first.ended and not others and session is not None:
                 return session.over(first, EpochCursor())
-            reader = self._resume(None, share)
+            reader = self._resume(number if callable(number) else None, share)
             self._passes.started()
             return reader
 
@@ -345,6 +351,11 @@ class ServedPipeline(Readable):
         told = None if self._session is None else self._session.elements
         return len(self.pipeline) if told is None else told  # workers have listed what is being read
 
+    @property
+    def whole(self) -> bool:
+        """See :class:`Readable`."""
+        return not why_no_whole_epoch(self._parameters, named=self._named)
+
     def has_no_end(self) -> bool:
         """See :class:`Readable`."""
         return self.pipeline.has_no_end()
@@ -390,19 +401,8 @@ class ServedPipeline(Readable):
         """State of a copy: in another process it joins by itself; an embedded service stays with the original."""
         service = self._embedded.address if self._embedded is not None else self._service
         # The user's functions go along as they go to workers, and are not unpickled unless somebody asks for them.
-        return {
-            **self.__dict__,
-            "_pipeline": None,
-            "_embedded": None,
-            "_local": None,
-            "_session": None,
-            "_service": service,
-            "_passes": self._passes.copy(),
-            "_resumed": None,
-            "_first": None,
-            "_others": None,
-            "_lock": None,
-        }
+        own = dict.fromkeys(("_pipeline", "_embedded", "_local", "_session", "_resumed", "_first", "_others", "_lock"))
+        return {**self.__dict__, **own, "_service": service, "_passes": self._passes.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _others=OwnJobs(), _lock=threading.RLock())

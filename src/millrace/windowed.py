@@ -37,7 +37,7 @@ class WindowedPipeline(ServedPipeline):
         from millrace.client.own_epoch import OwnEpoch
 
         chosen, _ = self._passes.choose(number)
-        reload = functools.partial(self._reload, share)
+        reload = functools.partial(self._reload, number, share)
         if not self._epochs.reading:
             return DeferredReader(reload, reader=self._begin_own(chosen, OwnEpoch()))
         begin = functools.partial(self._begin_beside, chosen, share, self._closings)
@@ -115,7 +115,7 @@ class WindowedPipeline(ServedPipeline):
         self._resumed = weakref.ref(reader)
         return reader
 
-    def _reload(self, share: Share | None, state: Any) -> AnyReader:
+    def _reload(self, number: Number, share: Share | None, state: Any) -> AnyReader:
         from millrace.client.own_epoch import OwnEpoch
 
         with self._lock:
@@ -125,9 +125,9 @@ class WindowedPipeline(ServedPipeline):
             self.load_state_dict(state)
             first, *others = self._passes.loaded
             if not others and (first.ended if first.own is None else first.own.over):
-                number = first.epoch if first.own is None else first.own.number
-                return self._read_own(number, OwnEpoch(0), None, EpochCursor())
-            reader = self._resume(None, share)
+                ended = first.epoch if first.own is None else first.own.number
+                return self._read_own(ended, OwnEpoch(0), None, EpochCursor())
+            reader = self._resume(number if callable(number) else None, share)
             self._passes.started()
             return reader
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -38,10 +39,21 @@ class Readable(ABC):
     def load_state_dict(self, state: Any) -> None:
         """See :meth:`Stateful.load_state_dict`."""
         self._passes.load(state, self._fresh_state().identity)
+        self._passes.load_id = secrets.randbits(63)
 
     def set_weights(self, weights: Sequence[float]) -> int:
         """See :meth:`Stateful.set_weights`."""
         return self._passes.set_weights(weights)
+
+    @property
+    def load_id(self) -> int | None:
+        """Which loading of states the next epoch begins with; copies of this object know it too. None: no states."""
+        return self._passes.load_id if self._passes.loaded else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether an epoch is sure to have as many elements as ``len()`` says, of those that aren't resumed."""
+        return True
 
     def forget_state(self) -> None:
         """Forget loaded states that the next epoch was to begin with: it is a whole one."""

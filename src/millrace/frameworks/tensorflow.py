@@ -81,7 +81,8 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDatas
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # states count what the loop was given
     length = None
-    if element_spec is None:  # else nothing is computed here, so that the data need not be within reach
+    # With a specification nothing is computed here, so that the data need not be within reach.
+    if element_spec is None and source.whole and source.load_id is None:  # TensorFlow fails where it is not so long
         with suppress(UnknownLengthError):
             length = len(source)
     made = call_notation("tensorflow", (), {"element_spec": element_spec}, {"element_spec": None})

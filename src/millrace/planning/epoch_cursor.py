@@ -45,12 +45,14 @@ class EpochCursor:
         following: number of the epoch after the last one begun.
         loaded: states that the next pass begins with. They stay until an element is asked for: who makes iterators
             and asks them for nothing, as loaders do, loses nothing.
+        load_id: says which loading that was, if whoever has loaded them notes it.
         reweighted: weights of mixtures that the next epoch begins with, as the training loop has set them.
     """
 
     def __init__(self) -> None:
         self.following = 0
         self.loaded: tuple[Checkpoint, ...] = ()
+        self.load_id = 0
         self.reweighted: Reweighted = ()
         self._now: Callable[[], Checkpoint] | None = None
         self._reader: weakref.ref[Any] | None = None
@@ -70,11 +72,19 @@ class EpochCursor:
             fit(each.identity, here)
         self.loaded, self._now = loaded, None
 
-    def choose(self, number: Number) -> tuple[int, tuple[Checkpoint, ...]]:
-        """Choose the epoch of a pass, of which ``following`` is the least, and the states that it begins with."""
+    def choose(
+        self, number: Number, loaded: tuple[Checkpoint, ...] | None = None
+    ) -> tuple[int, tuple[Checkpoint, ...]]:
+        """Choose the epoch of a pass, of which ``following`` is the least, and the states that it begins with.
+
+        Args:
+            number: see there.
+            loaded: states that were loaded into the pass's iterator; None: those of the dataset.
+        """
         if isinstance(number, int):
             return number, ()
-        return self.following if number is None else number(self.following, self.loaded), self.loaded
+        loaded = self.loaded if loaded is None else loaded
+        return self.following if number is None else number(self.following, loaded), loaded
 
     def choose_shared(self, number: Number, there: int, *, late: bool, leads: bool) -> tuple[int, bool]:
         """Choose the epoch of a pass that is to be read together with others; whether it can be.
@@ -160,7 +170,8 @@ class EpochCursor:
     def copy(self) -> EpochCursor:
         """Copy for a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
         twin = EpochCursor()
-        twin.following, twin.loaded, twin.reweighted = self.following, self.loaded, self.reweighted
+        twin.following, twin.reweighted = self.following, self.reweighted
+        twin.loaded, twin.load_id = self.loaded, self.load_id
         return twin
 
 

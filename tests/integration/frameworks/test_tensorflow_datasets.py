@@ -124,6 +124,24 @@ class TestSpecs:
         assert mr.Dataset.range(100).batch(32).tensorflow().cardinality() == 4
         assert mr.Dataset.range(9).filter(lambda x: x > 3).tensorflow().cardinality() == tf.data.UNKNOWN_CARDINALITY
 
+    def test_of_what_may_be_shorter_it_is_unknown(self):
+        """TensorFlow fails where there are fewer elements than it was told."""
+        dataset, resumed = mr.Dataset.range(100), mr.Dataset.range(100)
+        next(iter(dataset))
+        resumed.load_state_dict(dataset.state_dict())
+        assert resumed.tensorflow().cardinality() == tf.data.UNKNOWN_CARDINALITY
+        assert list(resumed.tensorflow().as_numpy_iterator()) == list(range(1, 100))
+        with mr.LocalService(max_workers=1) as service:
+            for chosen, length in (
+                ({"job_name": "all"}, tf.data.UNKNOWN_CARDINALITY),
+                ({"job_name": "one", "num_consumers": 1}, 100),
+                ({}, 100),
+                ({"visitation": mr.Visitation.AT_MOST_ONCE}, tf.data.UNKNOWN_CARDINALITY),
+            ):
+                with dataset.distribute(service.address, **chosen) as distributed:
+                    assert distributed.tensorflow().cardinality() == length
+                    assert distributed.map(lambda x: x).tensorflow().cardinality() == length
+
 
 class TestMistakes:
     @pytest.mark.parametrize(

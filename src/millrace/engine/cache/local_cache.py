@@ -85,6 +85,11 @@ class LocalCache:
             self._catalog = None
             warnings.warn(f"cache after {point.label} keeps nothing: {error}", MillraceWarning, stacklevel=2)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether what is kept ends with this process."""
+        return self._point is not None and not self._point.path
+
     def point(self) -> ActivePoint | None:
         """Make the point in use, as tasks get it; None: nothing is kept."""
         if self._catalog is None or self._point is None:

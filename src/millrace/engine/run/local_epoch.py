@@ -73,7 +73,7 @@ def read(pipeline: ReadablePipeline, passes: EpochCursor, number: Number, share:
     def begin(states: Any) -> _Reading:
         if states is None:
             return _reading(pipeline, passes, number, share)
-        fresh = _reading(pipeline, passes, None, share, states)
+        fresh = _reading(pipeline, passes, None if isinstance(number, int) else number, share, states)
         passes.started()
         return fresh
 
@@ -102,7 +102,7 @@ def _reading(
     if loaded and not isinstance(number, int):
         begin = start_of(loaded, share, at_end=states is not None)
         passes.following = begin.epoch
-        passes.choose(number)
+        passes.choose(number, loaded)
         _take_seed(pipeline, loaded[0])
     else:
         chosen, loaded = passes.choose(number)
@@ -134,6 +134,14 @@ def _reading(
     if begin.reweighted:
         check_changes(UnitMap(graph, tables, seed), begin.epoch, begin.reweighted)
     program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, chunks=begin.chunks, consecutive=True)
+    if reuse is not None and reuse.in_memory and share is not None and not share[0] and not begin.epoch:
+        warnings.warn(
+            f"{pipeline} keeps elements in the memory of each of a DataLoader's worker processes: they are lost when "
+            "these end, as they do after every epoch without persistent_workers=True, and what one has computed the "
+            "others compute again. Give cache() a path, or use num_workers=0, or distribute()",
+            MillraceWarning,
+            stacklevel=2,
+        )
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
     epoch, loop = LocalEpoch(program, begin, reuse), Loop()
     part, parts = share or (0, 1)
