@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,8 @@ def _begin(node: GroupByWindow, key: Any, first: Chunk, context: Context) -> _Wi
 
 def _key(result: Any, label: str) -> Any:
     key = _plain(result)
+    if isinstance(key, float) and math.isnan(key):
+        key = math.nan  # one object: others would be as many keys
     try:
         hash(key)
     except TypeError:

@@ -13,7 +13,18 @@ from millrace.elements.tree import Path
 from millrace.graph.nodes import RaggedBatch
 from millrace.ops.batch import run_batches
 from millrace.ops.operator import Context
-from millrace.ops.stacking import Allocate, Array, MismatchError, at, columns, one_dtype, rebuild, stack_leaf
+from millrace.ops.stacking import (
+    Allocate,
+    Array,
+    MismatchError,
+    as_array,
+    at,
+    columns,
+    one_dtype,
+    rebuild,
+    splits_of,
+    stack_leaf,
+)
 
 
 def run(node: RaggedBatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
@@ -30,8 +41,10 @@ def _stack(elements: Sequence[Any], label: str, allocate: Allocate, path: Path) 
     children = columns(elements, label, path)
     if children is not None:
         return rebuild(elements[0], [_stack(column, label, allocate, inner) for inner, column in children])
-    if all(isinstance(leaf, np.ndarray) and leaf.ndim for leaf in elements):
-        return _join(elements, label, allocate, path)
+    if all(isinstance(leaf, np.ndarray) or hasattr(leaf, "__array__") for leaf in elements):
+        arrays = [as_array(leaf, label, path, index) for index, leaf in enumerate(elements)]
+        if all(array.ndim for array in arrays):
+            return _join(arrays, label, allocate, path)
     return stack_leaf(elements, label, allocate, path)
 
 
@@ -45,7 +58,6 @@ def _join(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path) -
                 "before.",
                 index,
             )
-    splits = np.zeros(len(arrays) + 1, np.int64)
-    np.cumsum([len(array) for array in arrays], out=splits[1:])
+    splits = splits_of([len(array) for array in arrays])
     values = np.concatenate(arrays, out=allocate((int(splits[-1]), *inner), dtype))
     return ragged(values, splits)

@@ -11,6 +11,7 @@ bool, int, float, complex           array, shape ``(n,)``, dtype bool, int64, fl
                                     float makes float64
 str                                 array, shape ``(n,)``, dtype ``U`` (width of the longest)
 bytes                               list of n bytes, as a numpy ``S`` array would pad them and lose trailing zeros
+array of any number of rows         of ``ragged_batch`` alone: ragged, see :mod:`millrace.elements.ragged`
 ==================================  ========================================================================
 
 Anything else that numpy makes an array of without guessing (``__array__``, so tensors and pictures) counts as one.
@@ -20,6 +21,7 @@ Columns are taken apart level by level for all elements at once, which costs les
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -27,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.named import fields_of, named
+from millrace.elements.ragged import is_ragged, ragged
 from millrace.elements.tree import Path, by_key, path_text
 from millrace.errors import PipelineError
 
@@ -93,6 +96,9 @@ def concatenate(batches: Sequence[Any], label: str, allocate: Allocate = np.empt
     """
     if all(map(is_bytes_column, batches)):
         return [row for batch in batches for row in batch]
+    if all(map(is_ragged, batches)):
+        sizes = np.concatenate([np.diff(splits) for _, splits in batches])
+        return ragged(concatenate([values for values, _ in batches], label, allocate, path), splits_of(sizes))
     children = columns(batches, label, path)
     if children is not None:
         return rebuild(batches[0], [concatenate(column, label, allocate, inner) for inner, column in children])
@@ -129,6 +135,10 @@ def slice_rows(batch: Any, start: int, stop: int) -> Any:
     """View rows ``start`` to ``stop`` of a batch."""
     if is_bytes_column(batch) or not isinstance(batch, (dict, list, tuple)):
         return batch[start:stop]
+    if is_ragged(batch):
+        values, splits = batch
+        own = splits[start : stop + 1]
+        return ragged(values[own[0] : own[-1]], own - own[0])
     return rebuild(batch, [slice_rows(child, start, stop) for _, child in _children(batch, ())])
 
 
@@ -136,6 +146,9 @@ def split_rows(batch: Any, rows: int) -> list[Any]:
     """Split a batch into its ``rows`` elements; arrays of more than one dimension give views."""
     if is_bytes_column(batch):
         return list(batch)
+    if is_ragged(batch):
+        values, splits = batch
+        return [values[start:stop] for start, stop in pairwise(splits.tolist())]
     if not isinstance(batch, (dict, list, tuple)):
         strings = isinstance(batch, np.ndarray) and batch.dtype.kind == "U" and batch.ndim == 1
         return batch.tolist() if strings else list(batch)
@@ -148,6 +161,11 @@ def split_rows(batch: Any, rows: int) -> list[Any]:
     if type(batch) is tuple:
         return list(zip(*parts, strict=True))
     return [rebuild(batch, values) for values in zip(*parts, strict=True)]
+
+
+def splits_of(sizes: Iterable[int]) -> Array:
+    """Compute where rows of these sizes begin, and where the last one ends: int64 of shape (rows + 1,)."""
+    return np.cumsum(np.array([0, *sizes], np.int64))
 
 
 def is_bytes_column(batch: Any) -> bool:
@@ -189,7 +207,7 @@ def rebuild(like: Any, values: Iterable[Any]) -> Any:
     if isinstance(like, dict):
         return dict(zip(like, values, strict=True))
     if hasattr(like, "_fields"):
-        return type(like)(*values)
+        return tuple.__new__(type(like), values)  # whatever a class of the user's takes as it is made
     return tuple(values) if isinstance(like, tuple) else list(values)
 
 
@@ -243,6 +261,8 @@ def _strings(column: Sequence[str], label: str, path: Path) -> Array:
             "to bytes in a map() before.",
             culprit,
         )
+    if not {str, np.str_} >= set(map(type, column)):  # numpy asks others, as enumerations, what they show themselves as
+        column = [str.__str__(value) for value in column]
     return np.array(column, dtype=np.str_)
 
 
@@ -307,6 +327,8 @@ def one_dtype(arrays: Sequence[Array], label: str, path: Path) -> np.dtype[Any]:
 def _row_counts(batch: Any, label: str, path: Path) -> Iterable[tuple[Path, int]]:
     if is_bytes_column(batch):
         yield path, len(batch)
+    elif is_ragged(batch):
+        yield path, len(batch[1]) - 1
     elif isinstance(batch, (dict, list, tuple)):
         for inner, child in _children(batch, path):
             yield from _row_counts(child, label, inner)

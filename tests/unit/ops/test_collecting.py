@@ -254,6 +254,33 @@ def test_keys_may_be_numpy_numbers_and_need_no_order(driver, fn):
     assert driver.elements(node, [3, 0, 2, 1]) == [((1, 2), [3]), (0, [0, 1]), ("b", [2])]
 
 
+def test_keys_that_are_no_number_are_one(driver, fn):
+    node = grouping(fn, key=lambda x: np.float64("nan"), reduce=lambda _, elements: [elements], window_size=3)
+    assert driver.elements(node, [0, 1, 2, 3]) == [[0, 1, 2], [3]]
+
+
+class Tensor:
+    """What numpy makes an array of, as it does of torch's tensors."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+def test_whatever_is_an_array_is_ragged_in_a_ragged_batch(driver):
+    node = nodes.RaggedBatch(batch_size=2)
+    for elements in ([Tensor([1, 2]), Tensor([3])], [Tensor([1, 2]), np.array([3])]):
+        (batch,) = driver.elements(node, elements)
+        assert (batch.values.tolist(), batch.row_splits.tolist()) == ([1, 2, 3], [0, 2, 3])
+    (batch,) = driver.elements(node, [Tensor(1), Tensor(2)])
+    assert batch.tolist() == [1, 2]
+    masked = np.ma.masked_array([1, 2], [False, True])
+    with pytest.raises(PipelineError, match="a masked array would lose its mask in a batch"):
+        driver.elements(node, [masked, masked])
+
+
 @given(st.lists(st.integers(0, 8), max_size=25), cuts)
 def test_windows_leave_in_order_of_arrival(driver, fn, values, sizes):
     node = grouping(fn, window_size=3)

@@ -1,11 +1,15 @@
+import enum
 from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from millrace.elements.ragged import is_ragged, ragged
 from millrace.errors import PipelineError
-from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows, stack
+from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows, splits_of, stack
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - the plain kind
 Twin: Any = type("Pair", (tuple,), {"_fields": (), "__new__": lambda kind, *values: tuple.__new__(kind, values)})
@@ -39,6 +43,54 @@ Twin: Any = type("Pair", (tuple,), {"_fields": (), "__new__": lambda kind, *valu
 )
 def test_leaves_become_what_the_docstring_says(driver, elements, batch):
     assert driver.same(stack(elements, "batch"), batch)
+
+
+class Split(str, enum.Enum):  # noqa: UP042 - what people have
+    TRAIN, TEST = "train", "a longer one"
+
+
+class Shouted(str):
+    __slots__ = ()
+
+    def __str__(self):
+        return self.upper()
+
+
+def test_of_strings_that_show_something_else_the_content_counts():
+    for column in ([Split.TRAIN, Split.TEST], [Shouted("ab"), "c"], [np.str_("x"), Split.TRAIN]):
+        assert stack(column, "batch").tolist() == [str.__str__(value) for value in column]
+        assert stack([{"s": value} for value in column], "batch")["s"].tolist() == stack(column, "batch").tolist()
+
+
+def test_a_namedtuple_that_is_made_in_a_way_of_its_own_is_rebuilt_as_it_is():
+    class Both(namedtuple("Both", ["one", "two"])):  # noqa: PYI024, SLOT002
+        def __new__(cls, pair):
+            return super().__new__(cls, *pair)
+
+    batch = stack([Both((1, 2)), Both((3, 4))], "batch")
+    assert type(batch) is Both
+    assert [each.tolist() for each in batch] == [[1, 3], [2, 4]]
+    assert split_rows(batch, 2) == [Both((1, 2)), Both((3, 4))]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.data())
+def test_ragged_rows_are_cut_and_joined_as_rows(sizes, data):
+    """Whatever their number and that of their values, which may be one."""
+    rows = [np.arange(size) + 10 * number for number, size in enumerate(sizes)]
+    batch: dict[str, Any] = {"x": ragged(np.concatenate(rows), splits_of(sizes)), "y": np.arange(len(sizes))}
+    assert count_rows(batch, "unbatch") == len(sizes)
+    found = split_rows(batch, len(sizes))
+    assert [row["x"].tolist() for row in found] == [row.tolist() for row in rows]
+    assert [row["y"] for row in found] == list(range(len(sizes)))
+    at = data.draw(st.integers(0, len(sizes) - 1))
+    parts = [
+        part for part in (slice_rows(batch, 0, at), slice_rows(batch, at, len(sizes))) if count_rows(part, "rebatch")
+    ]
+    joined = concatenate(parts, "rebatch")
+    assert is_ragged(joined["x"])
+    assert joined["x"].values.tolist() == batch["x"].values.tolist()
+    assert joined["x"].row_splits.tolist() == batch["x"].row_splits.tolist()
+    assert joined["x"].row_splits.dtype == np.int64
 
 
 def test_containers_keep_their_kind_and_the_order_of_keys():

@@ -345,3 +345,15 @@ def test_assert_cardinality(driver, count):
     said = "has more" if count > 5 else f"had {count}"
     with pytest.raises(PipelineError, match=rf"expects 5 elements, and its input {said}"):
         by_us(driver, node, range(count))
+
+
+def test_ragged_batches_are_unbatched():
+    arrays = [np.arange(size) for size in (1, 0, 3, 2)]
+    ours = list(Dataset.from_list(arrays).ragged_batch(3).unbatch())
+    theirs = tf.data.Dataset.from_generator(lambda: arrays, output_signature=tf.TensorSpec((None,), tf.int64))
+    expected = theirs.ragged_batch(3).unbatch()
+    assert [each.tolist() for each in ours] == [each.numpy().tolist() for each in expected]
+    again = list(Dataset.from_list(arrays).ragged_batch(1).rebatch(4))
+    assert [part.tolist() for batch in again for part in np.split(batch.values, batch.row_splits[1:-1])] == [
+        each.tolist() for each in arrays
+    ]
