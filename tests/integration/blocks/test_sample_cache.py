@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.blocks.samples import sample_table
 from millrace.blocks.samples.claims import place_of
 from millrace.blocks.samples.sample_cache import SampleCache, folder_stats
+from millrace.blocks.samples.sample_table import SampleTable
 from millrace.errors import CacheError, PipelineError
 
 
@@ -45,6 +48,39 @@ def test_what_was_counted_can_be_asked_for_by_the_folder_while_it_is_used_and_af
     assert folder_stats(str(tmp_path)) == found
     with pytest.raises(CacheError, match="has no cache of samples: give the folder"):
         folder_stats(str(tmp_path / "none"))
+
+
+def test_ctrl_c_while_another_process_writes_leaves_no_transaction_open(tmp_path):
+    """It comes as SQLite returns from waiting, before anything is done."""
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, statement, *parameters):
+            found = super().execute(statement, *parameters)
+            if statement == "begin immediate":
+                raise KeyboardInterrupt
+            return found
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None, factory=Interrupted)) as base:
+        with pytest.raises(KeyboardInterrupt), sample_table._transaction(base):
+            pytest.fail("it was begun")
+        assert not base.in_transaction
+
+
+def test_those_that_make_one_database_at_a_time_wait_for_each_other(tmp_path):
+    """SQLite itself fails at once where another process makes the same new file."""
+    path, folder = str(tmp_path / "samples.db"), os.open(tmp_path, os.O_RDONLY)
+    made: list[SampleTable] = []
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, folder)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        making = threading.Thread(target=lambda: made.append(SampleTable(path, most_bytes=None, most_samples=None)))
+        making.start()
+        making.join(0.2)
+        assert making.is_alive()
+        assert not made
+    making.join(20)
+    assert made[0].get("name", 0) is None
+    made[0].close()
 
 
 class TestBounds:

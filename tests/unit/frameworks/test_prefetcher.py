@@ -12,7 +12,7 @@ import pytest
 
 from millrace.errors import CacheError
 from millrace.frameworks.torch import prefetcher
-from millrace.frameworks.torch.prefetcher import FetchThreads, Prefetcher
+from millrace.frameworks.torch.prefetcher import FetchThreads, Prefetcher, _close
 
 PATIENCE_S = 60
 
@@ -157,3 +157,17 @@ def test_a_cache_that_is_closed_while_it_is_filled_ends_the_threads():
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert fetching.forget() == []
+
+
+def test_a_prefetcher_that_is_found_to_be_garbage_in_one_of_its_threads_is_not_waited_for_there():
+    """The collector runs in any thread, and the one that it is to wait for waits for this one."""
+    words, over = queue.SimpleQueue[Any](), threading.Event()
+    feeder = threading.Thread(target=over.wait, daemon=True)
+    feeder.start()
+    finding = threading.Thread(target=_close, args=(words, feeder, os.getpid()), name="millrace-prefetch-helper")
+    finding.start()
+    finding.join(20)
+    assert not finding.is_alive()
+    assert words.get_nowait() == ("close", None)
+    over.set()
+    feeder.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import sqlite3
@@ -235,8 +236,9 @@ class SampleTable:
             os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         base = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            base.execute(f"pragma page_size = {_PAGE_BYTES}")
-            base.execute("pragma journal_mode = wal")
+            with _alone(os.path.dirname(self._path)):  # SQLite waits for nobody who switches a new file to its log, too
+                base.execute(f"pragma page_size = {_PAGE_BYTES}")
+                base.execute("pragma journal_mode = wal")
             base.execute("pragma synchronous = off")
             base.execute(f"pragma journal_size_limit = {4 << 20}")
             _check_layout(base)
@@ -287,10 +289,22 @@ def _move(base: sqlite3.Connection, name: str, index: int, turn: int) -> bool:
 
 
 @contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Do something in a folder that no other process does meanwhile, where the file system has locks."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def _transaction(base: sqlite3.Connection) -> Iterator[None]:
     """Write, as the only one who does; Ctrl-C in the middle leaves nothing half done."""
-    base.execute("begin immediate")
     try:
+        base.execute("begin immediate")  # may wait for others for a minute, and Ctrl-C comes as it returns
         yield
         base.execute("commit")
     except BaseException:

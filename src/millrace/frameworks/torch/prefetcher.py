@@ -26,6 +26,8 @@ from millrace.policies.read_concurrency import Round
 
 _log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<q")
+_THREADS = "millrace-prefetch"
+"""Beginning of the names of all threads here."""
 MOST_THREADS = 64
 """Most fetches at a time, where the user has chosen no number: each takes a thread, in two processes."""
 clock = time.perf_counter
@@ -67,7 +69,7 @@ class FetchThreads:
     def _start_more(self) -> None:
         try:
             while len(self._threads) < min(self._state.level, self._fetching + len(self._pending)):
-                thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
+                thread = threading.Thread(target=self._run, name=_THREADS, daemon=True)
                 thread.start()
                 self._threads.append(thread)
         except (RuntimeError, MemoryError) as error:  # the next request tries again
@@ -136,7 +138,7 @@ class Prefetcher:
     def __init__(self, dataset: CachedDataset, threads: int | None) -> None:
         self._words: queue.SimpleQueue[Word] = queue.SimpleQueue()
         feeder = threading.Thread(
-            target=_feed, args=(self._words, dataset, threads), name="millrace-prefetch-feeder", daemon=True
+            target=_feed, args=(self._words, dataset, threads), name=f"{_THREADS}-feeder", daemon=True
         )
         feeder.start()
         self._close = weakref.finalize(self, _close, self._words, feeder, os.getpid())
@@ -162,7 +164,9 @@ class Prefetcher:
 def _close(words: queue.SimpleQueue[Word], feeder: threading.Thread, owner: int) -> None:
     if owner == os.getpid():  # a forked child has neither
         words.put(("close", None))
-        feeder.join()
+        # Python may come upon it as garbage in one of its own threads, which the others wait for.
+        if not threading.current_thread().name.startswith(_THREADS):
+            feeder.join()
 
 
 class _Helper:
@@ -179,7 +183,7 @@ class _Helper:
         self._ready = False
         self._closed = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(words, dataset, threads), name="millrace-prefetch-helper", daemon=True
+            target=self._run, args=(words, dataset, threads), name=f"{_THREADS}-helper", daemon=True
         )
         self._thread.start()
 
