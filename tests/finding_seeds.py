@@ -13,7 +13,7 @@ from pathlib import Path
 from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import play
 
-SOON = 120
+SOON = 240
 """Schedules within which a planted bug is to be found."""
 _FILE = Path(__file__).parent / "unit" / "simulation" / "finding_seeds.json"
 

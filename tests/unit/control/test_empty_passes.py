@@ -19,6 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "two": {"num_consumers": 2},
     "two in order": {"num_consumers": 2, "deterministic": True},
     "equal steps": {"num_consumers": 2, "equal_steps": True},
+    "coordinated": {"num_consumers": 2, "deterministic": True, "coordinated": "drop", "cycle_length": 4},
     "static": {"sharding": "static"},
     "static in order": {"sharding": "static", "num_consumers": 2, "deterministic": True},
     "off": {"sharding": "off", "visitation": "zero_once_or_more"},

@@ -260,3 +260,26 @@ def test_who_was_to_leave_for_a_job_that_is_gone_is_given_tasks_again():
     service.say(inp.ConsumerSaid("late", msg.LeaveJob()))
     service.tick()
     assert len(leaving.leases) == 2
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 4, 16])
+def test_a_job_with_many_consumers_and_tasks_without_end_gives_workers_away_as_any_other(consumers):
+    """Its workers get a task of some of its consumers each, and never another one."""
+    service = Service(FakePlan(400))
+    for number in range(4):
+        service.add_worker(f"w{number}")
+    for rank in range(consumers):
+        service.join(f"a{rank}", "a", consumer=rank, num_consumers=consumers)
+    for worker in list(service.workers.values()):
+        service.plan_tasks(worker)
+    service.now = 50.0
+    service.join("b", "b")
+    for now in (60.0, 100.0, 130.0, 160.0, 200.0):
+        service.now = now
+        for worker_seen in service.observed.workers.values():
+            worker_seen.last_seen = now
+        for client_seen in service.observed.clients.values():
+            client_seen.last_seen = now
+        service.say(inp.Tick())
+    assert counts(service)["b"] > 0
+    assert [event for event in service.events if isinstance(event, TurnCut)]

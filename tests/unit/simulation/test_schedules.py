@@ -94,7 +94,7 @@ def test_a_seed_tells_the_whole_story():
     [pytest.param(plant, marks=pytest.mark.nightly if place % 5 else ()) for place, plant in enumerate(MUTANTS)],
 )
 def test_a_planted_bug_is_found_soon(plant):
-    """Within 120 schedules; the one that is remembered to find it is tried first, as looking for it takes long."""
+    """Within 240 schedules; the one that is remembered to find it is tried first, as looking for it takes long."""
     first = finding_seeds.read().get(plant, 0)
     with planted(plant):
         found = next((seed for seed in [first, *range(finding_seeds.SOON)] if play(seed).violation), None)

@@ -15,6 +15,7 @@ from millrace.control.journal.cache_events import (
     BlocksGivenUp,
     BlocksPublished,
     ModeChosen,
+    PointsForgotten,
     PromisesKept,
     StoreCalibrated,
 )
@@ -143,6 +144,9 @@ def _give_up(tx: Transaction, names: Iterable[str], reason: str) -> None:
 def sweep(tx: Transaction) -> None:
     """Delete what was given up and nobody reads any more; list the store if somebody may have added to it."""
     state = tx.state
+    unused = state.caches.unused(state.jobs)
+    if unused:
+        tx.emit(PointsForgotten(unused))
     for name, cached in list(state.caches.points.items()):
         if cached.path:  # of the user's own folder, which is theirs to clear; who makes such a block replaces it
             if cached.evicting:

@@ -377,7 +377,9 @@ def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) ->
         if not cached.path and (name in own or any(each in state.jobs for each in cached.uses)):
             used += cached.bytes
             mine += cached.bytes if is_of(name, job.spec.tenant) else 0
-    large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
+    jobs, known_points = state.jobs.keys(), state.caches.points.values()
+    whole = sum(each.whole for each in known_points if each.blocks or not jobs.isdisjoint(each.uses))
+    large = whole > cost.memory / 2 > 0
     room = max(0, min(state.settings.cache_bytes - used, byte_quotas.limit_of(state, job.spec.tenant) - mine))
     read = cost.cold if large else cost.read
     return StoreModel(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

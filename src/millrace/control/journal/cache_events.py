@@ -5,6 +5,7 @@ from __future__ import annotations
 from millrace.control.journal.event import Event, JobEvent
 from millrace.control.state.cache_state import (
     DATA_SETS,
+    USES,
     CachedPoint,
     CacheMode,
     DataSetRoom,
@@ -53,7 +54,11 @@ class PointUsed(JobEvent, frozen=True, tag="PointUsed"):
         point = _point(state, self.place, self.writer)
         point.label = self.label
         point.whole = self.whole or point.whole
+        point.uses.pop(self.job, None)  # it comes last now
         point.uses[self.job] = Use(self.saves, self.at)
+        over = [name for name in point.uses if name not in state.jobs] if len(point.uses) > USES else []
+        for name in over[: len(point.uses) - USES]:  # the oldest: their benefits have faded
+            del point.uses[name]
 
 
 class ChunksKept(Event, frozen=True, tag="ChunksKept"):
@@ -150,6 +155,16 @@ class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
             point.evicting.pop(name, None)
         if not point.blocks and not any(job in state.jobs for job in point.uses):
             del state.caches.points[self.place]
+
+
+class PointsForgotten(Event, frozen=True, tag="PointsForgotten"):
+    """Nothing is kept of these points, and no job uses them."""
+
+    places: list[str]
+
+    def apply(self, state: State) -> None:
+        for place in self.places:
+            state.caches.points.pop(place, None)
 
 
 class PromisesKept(Event, frozen=True, tag="PromisesKept"):

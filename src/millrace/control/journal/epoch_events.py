@@ -202,9 +202,11 @@ class EpochCut(EpochEvent, frozen=True, tag="EpochCut"):
         epoch.tasks = self.tasks
         epoch.nothing = None
         # Where there is no end nobody counts what readers have; from now on they have to have what is listed here.
-        epoch.shares = {
-            reader: sorted(epoch.unread_by(reader, slot)) for slot in epoch.unread for reader in job.audience(slot)
-        }
+        found: dict[int, list[int]] = {}
+        for slot in epoch.unread:
+            for reader in job.audience(slot):  # with coordinated reads of all slots
+                found.setdefault(reader, []).extend(epoch.unread_by(reader, slot))
+        epoch.shares = {reader: sorted(tasks) for reader, tasks in found.items()}
 
 
 class EpochClosed(EpochEvent, frozen=True, tag="EpochClosed"):

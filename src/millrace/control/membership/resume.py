@@ -94,6 +94,9 @@ def same_load(job: Job, message: JoinJob) -> bool:
     states = message.states
     if not job.states or job.failure is not None:
         return False
+    if any(place.client == message.client for place in job.consumers.values()):
+        # It asks again, as it has not heard the answer: its states are part of what the job goes on from.
+        return all(job.states.get(state.rank) == state for state in states)
     if len(states) < states[0].ranks:
         return job.first is None and not _differ(job, states[0])
     waited_for = missing(job)

@@ -278,12 +278,17 @@ def _take(
 
 
 def _had_turn(tx: Transaction, worker: Worker) -> bool:
+    """Whether its job has had some of this worker: its workers together a task of each slot, or the time for that."""
     job = tx.state.jobs.get(worker.job)
     if job is None or job.failure is not None:
         return True
-    few = tx.state.index.memoize(job.name, "few", lambda: max(1, len(active(job))))
-    long = worker.turn_leases >= 4 * few or tx.now - worker.turn_began >= tx.state.settings.turn_s
-    return (long and worker.turn_leases >= few) or not runnable(tx, job, worker)
+    slots = tx.state.index.memoize(job.name, "few", lambda: max(1, len(active(job))))
+    few = math.ceil(slots / max(1, len(tx.state.index.serving.by_job.get(job.name, ()))))
+    turn_s, settings = tx.now - worker.turn_began, tx.state.settings
+    long = worker.turn_leases >= 4 * few or turn_s >= settings.turn_s
+    # A task may take for ever, and it is cut once this worker is to leave.
+    enough = worker.turn_leases >= few or turn_s >= settings.turn_s + settings.turn_limit_s
+    return (long and enough) or not runnable(tx, job, worker)
 
 
 def revoke_blocked(tx: Transaction, leaving: set[str]) -> set[str]:

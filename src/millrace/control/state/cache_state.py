@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -30,7 +31,7 @@ class CachedPoint(msgspec.Struct):
         largest: bytes that one task has added at most.
         blocks: by name, the oldest first. They count until they are deleted.
         evicting: of these, by name, the leases that may still read it, and after which it is deleted.
-        uses: by job.
+        uses: by job; of :data:`USES`, those that began last.
     """
 
     label: str = ""
@@ -74,6 +75,8 @@ class Reservation(msgspec.Struct, array_like=True):
     also: list[str] = []
 
 
+USES = 256
+"""Jobs of which it is remembered what a point saved them, or all that read it if these are more."""
 DATA_SETS = 64
 """Data sets of which it is remembered which chunks cache servers keep; of others these go when room is needed."""
 
@@ -128,6 +131,14 @@ class Caches(msgspec.Struct):
     costs: dict[str, StoreCost] = {}
     source_chunks: dict[str, KeptChunks] = {}
     rooms: dict[str, DataSetRoom] = {}
+
+    def unused(self, jobs: Container[str]) -> list[str]:
+        """List points of which nothing is kept, or is about to be, and that none of these jobs uses."""
+        empty = {name: cached.uses for name, cached in self.points.items() if not cached.blocks}
+        if not empty:
+            return []
+        written = {place for held in self.reservations.values() for place in (held.place, *held.also)}
+        return [name for name, uses in empty.items() if name not in written and not any(job in jobs for job in uses)]
 
     def lease_ended(self, lease: int) -> None:
         """Note the end of a lease; what it added to the service's store, if nobody has said it, is to be found out."""

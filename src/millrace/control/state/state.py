@@ -479,7 +479,8 @@ class State:
         key = (job.name, job.created, own, chunks)
         if key not in self._plans:
             assert job.tables is not None
-            self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
+            there = {(each.name, each.created) for each in self.jobs.values()}
+            self._plans = {known: plan for known, plan in self._plans.items() if known[:2] in there}
             ranks = job.spec.ranks
             if epoch is not None and own is not None:
                 made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=epoch.pieces)

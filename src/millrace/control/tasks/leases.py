@@ -289,6 +289,8 @@ def leave_behind(tx: Transaction, job: Job) -> None:
         slots = range(job.stride) if job.spec.deterministic else ()
         awaited = [(slot, first_missing(job, epoch, slot)) for slot in slots]
         for task in unfinished:
+            if task not in epoch.live:
+                continue  # it was kept for a tail alone that is over now
             tell_void(tx, job, number, task, epoch.live[task])
             _over(tx, job, number, task, dropped=True)
         if not epoch.settled:

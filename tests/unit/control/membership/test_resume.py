@@ -429,6 +429,33 @@ def test_one_list_is_one_load_however_many_bring_it():
     assert len({peer.joined.generation for peer in again}) == 1
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("whole", [False, True], ids=["own", "list"])
+def test_who_asks_again_as_no_answer_came_begins_nothing_anew(whole, restarted):
+    service, peers = running(consumers=2)
+    states = states_of(service, peers)
+    joins = [
+        lambda rank=rank: service.join(
+            f"n{rank}", "a", consumer=rank, num_consumers=2, states=states if whole else [states[rank]], begin=False
+        )
+        for rank in range(2)
+    ]
+    first, second = (join() for join in joins)
+    generation = service.state.jobs["a"].generation
+    if restarted:
+        service.restart()
+        service.hello("w0")
+    for peer, join in ((second, joins[1]), (first, joins[0])):
+        peer.joined, peer.connected = None, True
+        join()
+    assert (first.failure, second.failure) == (None, None)
+    assert {peer.joined.generation for peer in (first, second)} == {generation}
+    for peer in (first, second):
+        service.begin(peer)
+    service.run()
+    assert all(peer.done for peer in (first, second))
+
+
 def test_after_the_job_was_collected_and_the_dispatcher_restarted():
     service, [peer] = running(FakePlan(9, 3))
     service.work()
