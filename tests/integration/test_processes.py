@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -335,6 +336,19 @@ def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
         return how
 
     assert asyncio.run(noticed()) == [("was killed by SIGKILL", False)]
+
+
+def test_a_worker_that_nobody_could_wait_for_is_not_started(monkeypatch):
+    """A container may start so many threads and no more."""
+    cluster = LocalCluster(lambda: "grpc://127.0.0.1:1")
+    cluster.prepare(1)
+    (process,) = cluster._processes.values()
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(mr.ServiceError, match="no further worker process can be looked after: can't start new thread"):
+        asyncio.run(cluster.start(1))
+    monkeypatch.undo()
+    assert process.returncode == -signal.SIGKILL
+    assert cluster.running() == []
 
 
 def test_a_machine_that_cannot_start_all_of_them_starts_none_and_goes_on_from_there(monkeypatch):

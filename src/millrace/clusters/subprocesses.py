@@ -53,18 +53,22 @@ class LocalCluster(Cluster):
         """Start so many more."""
         self.prepare(workers)  # all or none are started
         for _ in range(workers):
-            name, process = self._spares[-1]
+            name, process = self._spares.pop()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is noticed as ever
+                os.write(process.stdin.fileno(), f"{self._dispatcher()}\n".encode())
             waiting = threading.Thread(
                 target=self._wait, args=(name, process), name=f"millrace-wait-{name[:8]}", daemon=True
             )
             try:
                 waiting.start()
-            except RuntimeError as error:  # it stays a spare
+            except RuntimeError as error:  # nobody would notice that it has ended
+                process.kill()
+                process.wait()
+                hang_up(process)
+                with self._lock:
+                    del self._processes[name]
                 raise ServiceError(f"no further worker process can be looked after: {error}") from error
-            self._spares.pop()
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is noticed as ever
-                os.write(process.stdin.fileno(), f"{self._dispatcher()}\n".encode())
 
     def _spawn(self) -> tuple[str, subprocess.Popen[bytes]]:
         """Start a process that waits to be told the dispatcher's address; return it with its name."""
