@@ -162,6 +162,28 @@ def test_a_consumer_without_a_free_descriptor_or_memory_to_map_reads_on_through_
     assert told in caplog.text
 
 
+def overlapping(dataset):
+    return dataset.window(3, shift=1, drop_remainder=True)
+
+
+def echoed(dataset):
+    return dataset.flat_map(lambda batch: [batch] * 3)
+
+
+@pytest.mark.parametrize("handed_on", [overlapping, echoed])
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_what_a_loop_writes_into_one_element_is_in_no_other_one(service, handed_on):
+    """The same memory of the worker is in several of them, and some wait there while the loop writes."""
+    batches = mr.Dataset.range(64).map(lambda i: np.full(1 << 16, i + 1, np.int32)).batch(8)
+    wrong = 0
+    with handed_on(batches).distribute(service.address, deterministic=True) as dataset:
+        for element in dataset:
+            for batch in element if isinstance(element, (list, tuple)) else [element]:
+                wrong += batch[0, 0] % 8 != 1 or (batch != batch[:, :1]).any() or (np.diff(batch[:, 0]) != 1).any()
+                np.negative(batch, out=batch)
+    assert not wrong
+
+
 @pytest.mark.parametrize("flag", [[], ["--no-shared-memory"]])
 def test_both_ways_give_the_same(flag):
     with Service() as service:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 
+from millrace.graph import nodes as g
+from millrace.graph import serialize
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import LaneReport
@@ -13,6 +16,8 @@ from millrace.worker.core.outbox import TaskKey, key_of
 from millrace.worker.core.run_state import Stop, TaskRun
 from millrace.worker.core.slot_buffer import SlotBuffer
 from millrace.worker.core.window_buffer import WindowBuffer
+
+_HANDING_ON = (g.FlatMap, g.GroupByWindow, g.Interleave, g.Scan, g.SlidingWindow)
 
 
 class Lane:
@@ -30,7 +35,8 @@ class Lane:
         pending: leases that have not begun, in the order in which they will.
         run: what runs, or waits for a reader; None: nothing.
         buffer: outputs that a reader lacks, or that lie in the slot's window.
-        shared: several readers get the same outputs, or will once they join.
+        shared: several readers get the same outputs, or will once they join; or one array may be part of several
+            outputs. What a reader writes into its own is nobody else's then.
         closed: the job is over; what runs is told to stop.
     """
 
@@ -50,7 +56,7 @@ class Lane:
         self.pending: list[msg.LeaseTask] = []
         self.run: TaskRun | None = None
         self.buffer = _buffer_of(spec, audience)
-        self.shared = bool(spec.sharing)
+        self.shared = bool(spec.sharing) or _hands_on(spec.structure)
         self.closed = False
         self._in_order = spec.deterministic
         self._began = now
@@ -206,6 +212,12 @@ class Lane:
     def idle(self) -> bool:
         """Whether nothing runs or waits, and no reader lacks anything that is kept."""
         return self.run is None and not self.pending and self.buffer.idle
+
+
+@functools.lru_cache(maxsize=64)
+def _hands_on(structure: bytes) -> bool:
+    """Whether operators of the graph may give one array in several elements: windows that overlap, say, or echoes."""
+    return bool(structure) and any(isinstance(node, _HANDING_ON) for node in serialize.unpack(structure).nodes)
 
 
 def _buffer_of(spec: JobSpec, audience: Iterable[int]) -> SlotBuffer:
