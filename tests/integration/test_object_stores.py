@@ -300,6 +300,21 @@ def test_a_url_that_is_signed_for_reading_alone_is_read(site: Server, files: Pat
         expand([site.url + "a.tar"])
 
 
+def test_rows_of_a_url_that_is_signed_for_reading_alone_are_read(site: Server, files: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2, 3]}), files / "rows.parquet")
+    site.troubles["signed to read"] = 1
+    assert [row["x"] for row in read_all(FromParquet(patterns=(site.url + "rows.parquet",)))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["refs%2Fa.bin", "caf%E9.bin"])
+def test_a_path_that_would_be_written_in_another_way_is_asked_for_as_it_is(site: Server, name: str) -> None:
+    """Web services have names with a slash in them, and some names are no text."""
+    for url in (site.url + name, site.url + name + "?alt=media"):
+        with pytest.raises(SourceError):
+            storage.read(url)
+        assert site.requests[-1][1] == url.removeprefix(site.url.rstrip("/"))
+
+
 def test_a_server_that_says_no_version_gives_none(site: Server) -> None:
     site.troubles["no etag"] = 1
     assert storage.stat(site.url + "a.tar").version == ""
@@ -316,6 +331,22 @@ def test_a_server_without_ranges(site: Server) -> None:
     assert read_all(nodes.FromWebDataset(patterns=(site.url + "a.tar",))) == SAMPLES
     with pytest.raises(SourceError, match="the server cannot serve parts of a file"):
         storage.read_range(site.url + "a.tar", 5, 10)
+
+
+def test_a_server_without_ranges_is_read_past_what_nobody_wants(site: Server, files: Path) -> None:
+    """Large members that are no samples, and those before the place that a state says."""
+    with tarfile.open(files / "large.tar", "w") as tar:
+        for name, size in (("a.bin", 100), ("README", 6 << 20), ("b.bin", 3 << 20), ("c.bin", 10), ("d.bin", 20)):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            tar.addfile(member, io.BytesIO(bytes(size)))
+    site.troubles["no ranges"] = 1
+    node = nodes.FromWebDataset(patterns=(site.url + "large.tar",))
+    assert [len(sample["bin"]) for sample in read_all(node)] == [100, 3 << 20, 10, 20]
+    table = list_source(node, Reads())
+    source: Any = open_source(node, table, Reads())
+    for start in (2, 3, 0):
+        assert len(next(source.read(table.splits[0], start, -1, lambda: 1))[0]["bin"]) == [100, 3 << 20, 10, 20][start]
 
 
 def test_reading_can_be_given_up(site: Server) -> None:

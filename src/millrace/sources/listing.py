@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
@@ -11,12 +10,11 @@ from typing import TypeVar
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
 from millrace.planning.split_table import Files, SplitTable, stamp_of
 from millrace.sources import globs as language
-from millrace.sources import storage
+from millrace.sources import local_walk, storage
 from millrace.sources.concurrent_calls import in_order
 from millrace.sources.file_list import FileList
 from millrace.sources.source import ListingProgress, ignore_progress
 from millrace.sources.storage import FileInfo
-from millrace.sources.stores import StoreAccessDeniedError
 
 _LOOKED_AT = 1000
 _AT_ONCE = 1024
@@ -137,12 +135,7 @@ def _resolve(name: str) -> Iterator[FileInfo]:
 def _http(url: str) -> FileInfo:
     # "?" begins a query here; the rest cannot be meant as anything but a pattern if the file is not there.
     try:
-        return storage.stat(url)
-    except StoreAccessDeniedError as denied:
-        try:
-            return storage.stat_by_reading(url)
-        except (SourceError, NotImplementedError):
-            raise denied from None
+        return storage.stat_readable(url)
     except SourceNotFoundError as error:
         if "*" in url:
             raise PipelineError(
@@ -156,16 +149,12 @@ def _http(url: str) -> FileInfo:
 
 def _match_local(pattern: str) -> Iterator[FileInfo]:
     files = folders = False
-    for path in glob.iglob(pattern, recursive=True):
+    for path in local_walk.matching(pattern):
         try:
             yield storage.stat_local(path)
             files = True
-        except SourceNotFoundError as error:  # a folder, or a file deleted since
-            if os.path.islink(path) and not os.path.exists(path):
-                raise SourceNotFoundError(
-                    f"{path} is a link to {os.readlink(path)!r}, which is not there: fetch it, remove the link, or "
-                    "write a pattern that leaves it out"
-                ) from error
+        except SourceNotFoundError:  # a folder, or a file deleted since
+            local_walk.check_link(path)
             folders = True
     if not files:
         reason = "only folders match it" if folders else _reach_local(pattern)
@@ -176,7 +165,7 @@ def _reach_local(pattern: str) -> str:
     """Describe how far a path or pattern that matches nothing does match."""
     deepest, hit = "", ""
     for prefix in language.prefixes(pattern):
-        match = prefix if os.path.lexists(prefix) else next(glob.iglob(prefix, recursive=True), None)
+        match = prefix if os.path.lexists(prefix) else next(local_walk.matching(prefix), None)
         if match is None:
             break
         deepest, hit = prefix, match

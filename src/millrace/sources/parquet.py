@@ -182,7 +182,7 @@ class _Parquet:
 
         def read() -> None:
             try:
-                found = storage.stat(split.location)
+                found = storage.stat_readable(split.location)
                 listed = found._replace(version=split.version or found.version)
                 footer.set_result(_footer(self._reads, _whole(listed)))
             except BaseException as error:  # noqa: BLE001 - raised by who asks for it

@@ -24,6 +24,8 @@ from millrace.sources.read_scheduler import ReadScheduler, Request, SourceTier, 
 from millrace.sources.store_requests import Entry, StoreRequests
 from millrace.sources.stores import NoRangesError
 
+_PASSED_OVER = 1 << 20
+"""Bytes at a time that are read to come to others behind them, of a server that gives files from the beginning."""
 _BUDGET_BYTES = 64 << 20
 _BLOCKS = 8
 """Blocks that the budget has room for, at least: several are under way while one is read."""
@@ -314,7 +316,8 @@ class _FarStream(storage.Stream):
         if self._whole is None and self.at >= self._block.stop:
             self._read_block()
         if self._whole is not None:
-            self._whole.seek(self.at)
+            self._seek_whole(self.at)
+            assert self._whole is not None
             count = self._whole.readinto(view[: self._entry.stop - self.at])
         else:
             part = self._data[self.at - self._block.start :][: len(view)]
@@ -322,6 +325,15 @@ class _FarStream(storage.Stream):
             view[:count] = part
         self.at += count
         return count
+
+    def _seek_whole(self, at: int) -> None:
+        """Read on to a position, from the beginning if that is behind it: the server has nothing else."""
+        assert self._whole is not None
+        if at < self._whole.tell():
+            self._whole.close()
+            self._whole = storage.open_range(self._entry.location)
+        while (missing := at - self._whole.tell()) > 0 and self._whole.read(min(missing, _PASSED_OVER)):
+            pass
 
     def _read_block(self) -> None:
         """Read the block that the position lies in."""

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
 from millrace.sources.concurrent_calls import concurrently
@@ -126,8 +126,19 @@ def _address(location: str) -> tuple[str, str, str]:
     if scheme in _HTTP:
         # The query (a signature, say) belongs to every request of this store: obstore keeps it on the base URL.
         key, mark, query = key.partition("?")
-        return scheme, root + mark + query, unquote(key)
+        if _is_plain(key):
+            return scheme, root + mark + query, unquote(key)
+        return scheme, root + key + mark + query, ""  # obstore would write the key in another way
     return scheme, root[len(scheme) + len("://") : -1], key
+
+
+def _is_plain(key: str) -> bool:
+    """Whether the path of a URL means the same after it was read as text and written anew."""
+    try:
+        unquote_to_bytes(key).decode()
+    except UnicodeDecodeError:
+        return False
+    return "%2f" not in key.lower()
 
 
 @contextlib.contextmanager
@@ -163,8 +174,20 @@ def stat(location: str) -> FileInfo:
         return _found(location, obstore.head(store, key))
 
 
-def stat_by_reading(location: str) -> FileInfo:
-    """Look up a remote file as :func:`stat` does, by reading a byte of it: some URLs are signed for reading only."""
+def stat_readable(location: str) -> FileInfo:
+    """Look up a file as :func:`stat` does; if that is denied by reading a byte: some URLs are signed for that alone."""
+    try:
+        return stat(location)
+    except StoreAccessDeniedError as denied:
+        if not scheme_of(location).startswith("http"):
+            raise
+        try:
+            return _stat_by_reading(location)
+        except (SourceError, NotImplementedError):
+            raise denied from None
+
+
+def _stat_by_reading(location: str) -> FileInfo:
     import obstore
 
     with remote(location) as (store, key):

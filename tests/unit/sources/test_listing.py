@@ -1,3 +1,4 @@
+import errno
 import os
 import sys
 
@@ -21,8 +22,8 @@ def tree(tmp_path, monkeypatch):
     return tmp_path
 
 
-def names(patterns):
-    return [file.location for file in expand(patterns)]
+def names(patterns, below=""):
+    return [file.location.removeprefix(below) for file in expand(patterns)]
 
 
 def test_matches_come_sorted_and_patterns_in_order(tree):
@@ -182,6 +183,46 @@ def test_a_link_to_what_is_not_there_is_an_error_and_not_left_out(tmp_path):
         expand([f"{tmp_path}/*.txt"])
     (tmp_path / "2.txt").unlink()
     assert [os.path.basename(each.location) for each in expand([f"{tmp_path}/*.txt"])] == ["1.txt", "3.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["*/*.jpg", "**/*.jpg", "**", "val/../*/a.jpg"])
+def test_a_folder_that_cannot_be_listed_is_an_error_and_its_files_not_left_out(tree, monkeypatch, pattern):
+    """By its mode, for another user than this one, or as a mount does not answer for a moment."""
+    scan = os.scandir
+
+    def denied(folder):
+        if str(folder).rstrip("/").endswith("train"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scan(folder)
+
+    assert names([pattern])
+    monkeypatch.setattr(os, "scandir", denied)
+    if pattern == "val/../*/a.jpg":
+        assert names([pattern]) == ["val/../train/a.jpg"], "what is named there need not be listed"
+        return
+    with pytest.raises(
+        SourceError, match=r"the folder train/ cannot be listed, so that files .* Permission denied\. Give"
+    ):
+        expand([pattern])
+    assert names(["val/*.jpg"])
+
+
+def test_a_link_to_a_folder_above_is_not_followed_and_others_are(tree):
+    plain = names(["**/*.jpg"])
+    (tree / "train" / "all").symlink_to("..")
+    (tree / "latest").symlink_to(".")
+    (tree / "val" / "root").symlink_to("/")
+    assert names(["**/*.jpg"]) == names([f"{tree}/**/*.jpg"], below=f"{tree}/") == plain
+    (tree / "val" / "more").symlink_to("../train/deep")
+    assert names(["**/*.jpg"]) == sorted([*plain, "val/more/c.jpg"])
+    assert names(["latest/*/d.jpg"]) == ["latest/val/d.jpg"], "a link that is written out is meant"
+
+
+def test_a_link_that_is_to_be_a_folder_and_leads_to_nothing_is_an_error(tree):
+    (tree / "gone").symlink_to("/annex/train")
+    with pytest.raises(SourceNotFoundError, match="gone is a link to '/annex/train', which is not there"):
+        expand(["*/*.jpg"])
+    assert names(["**/*.jpg"]), "it may have been a file, of another name"
 
 
 @pytest.mark.parametrize("pattern", ["pipe", "*"])

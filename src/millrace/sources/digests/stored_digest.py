@@ -24,7 +24,7 @@ def open_digest(location: str, reads: Reads) -> Iterator[DigestReader]:
         SourceNotFoundError: there is none.
         SourceCorruptError: it is no digest, or a damaged one; also if the body finds it out.
     """
-    found = storage.stat(location)
+    found = storage.stat_readable(location)
     with reads.open(Entry(location, 0, found.size, found.version, found.size)) as stream:
         try:
             yield DigestReader(stream, found.size)
