@@ -145,7 +145,7 @@ def _find_encoder(kind: type) -> _Encoder | None:
     for base, shredder in _ENCODERS:
         if issubclass(kind, base):
             return shredder
-    return _arrays if hasattr(kind, "__array__") else None
+    return _arrays if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__") else None
 
 
 _encoder: Callable[[type], _Encoder | None] = lru_cache(maxsize=1024)(_find_encoder)

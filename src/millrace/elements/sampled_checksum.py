@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 _WHOLE_BYTES = 4096
 """Size in bytes up to which every byte of a leaf counts."""
+_X87_BITS = 63
 _SAMPLES = 16
 _SAMPLE_BYTES = 128
 
@@ -34,8 +35,17 @@ def sampled_checksum(element: Any, checksum: int = 0) -> int:
         for value in element:
             checksum = sampled_checksum(value, checksum)
         return crc32(b"]" if kind is list else b")", checksum)
+    if kind is int:  # Python writes out no more than 4,300 digits
+        return crc32(element.to_bytes(element.bit_length() // 8 + 1, "little", signed=True), crc32(b"int", checksum))
     if kind is np.ndarray and not element.dtype.hasobject:
         checksum = crc32(f"{element.dtype.str}{element.shape}".encode(), checksum)
+        if element.dtype.names is not None:  # between fields there may be bytes that nobody has set
+            for name in element.dtype.names:
+                checksum = sampled_checksum(np.asarray(element[name]), checksum)
+            return checksum
+        if element.dtype.char in "gG" and np.finfo(np.longdouble).nmant == _X87_BITS:  # of 16 bytes 10 are the number
+            parts = np.ascontiguousarray(element).reshape(-1).view(np.longdouble)
+            element = parts.view(np.uint8).reshape(len(parts), -1)[:, :10]
         flat = np.ascontiguousarray(element).reshape(-1)
         return _of_bytes(flat.view(np.uint8), checksum) if flat.nbytes else checksum
     if kind is bytes:

@@ -575,3 +575,19 @@ def test_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch):
 def test_the_error_is_of_the_family():
     with pytest.raises(millrace.errors.MillraceError, match="not a whole message"):
         decode(b"")
+
+
+class Picture:
+    """As those of Pillow, which say where their memory is and no more."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    @property
+    def __array_interface__(self):
+        return self.values.__array_interface__
+
+
+def test_what_says_where_its_memory_is_is_an_array():
+    found = decode(b"".join(encode([{"x": Picture([[1, 2]])}, {"x": Picture([[3, 4]])}])))
+    assert [each["x"].tolist() for each in found] == [[[1, 2]], [[3, 4]]]

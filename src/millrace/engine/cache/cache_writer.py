@@ -309,4 +309,5 @@ def _copied(leaf: Any) -> Any:
         copied = np.ndarray(leaf.shape, leaf.dtype, pa.allocate_buffer(leaf.nbytes))
         np.copyto(copied, leaf)
         return copied
-    return copy.deepcopy(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf
+    changes = hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__")
+    return copy.deepcopy(leaf) if changes and not isinstance(leaf, np.generic) else leaf
