@@ -34,7 +34,9 @@ class TorchDataset(View, IterableDataset[Any]):
 
     def __init__(self, source: Readable) -> None:
         super().__init__(source, "torch()")
-        self._epochs = _numberings.setdefault(source, _Epochs())
+        if source not in _numberings:
+            _numberings[source] = _Epochs()
+        self._epochs = _numberings[source]
         source.prepare_to_fork()
 
     def __iter__(self) -> Converted:
