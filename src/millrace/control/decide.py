@@ -151,6 +151,8 @@ def _reported(tx: Transaction, _worker: str, message: msg.WorkerReport) -> None:
 
 def _sources_failed(tx: Transaction, worker: str, message: msg.SourcesFailed) -> None:
     job = tx.state.jobs.get(message.job)
+    if job is not None and message.generation not in {-1, job.generation}:
+        return  # of one that was begun anew meanwhile, and whose functions are gone
     if job is not None and worker in {job.lister, *(epoch.chooser for epoch in job.epochs.values())}:
         jobs.fail_job(tx, job, message.failure)
 

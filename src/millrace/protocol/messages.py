@@ -183,6 +183,7 @@ class SourcesFailed(Message, frozen=True, tag="SourcesFailed"):
 
     job: str
     failure: Failure
+    generation: int = -1  # of the job: another one of its name may have begun; -1: an older worker does not say
 
 
 class JobUnsendable(Message, frozen=True, tag="JobUnsendable"):
@@ -395,8 +396,7 @@ class JobJoined(Message, frozen=True, tag="JobJoined"):
     heartbeat_s: float
     epoch: int = -1  # the last that was begun at this place; -1 for none
     generation: int = 0
-    waits: bool = False
-    """The states of other ranks are awaited; :class:`Resumed` will say which epoch comes next."""
+    waits: bool = False  # the states of other ranks are awaited; Resumed will say which epoch comes next
     states: str = ""  # name of those that the job goes on from, for the first at its place: they are loaded already
     told: Told = Told()
     newest: int = -1  # of a group, the last epoch that a member has begun

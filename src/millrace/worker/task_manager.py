@@ -160,9 +160,9 @@ class TaskManager:
             case msg.OpenJob():
                 job.update(message)
             case msg.ListSources():
-                self._aside(lambda: self._say(job.name, "listing the sources", lambda: self._list(job, message.tables)))
+                self._aside(lambda: self._say(job, "listing the sources", lambda: self._list(job, message.tables)))
             case msg.ChooseSharding():
-                self._aside(lambda: self._say(job.name, "the sharding function", lambda: self._choose(job, message)))
+                self._aside(lambda: self._say(job, "the sharding function", lambda: self._choose(job, message)))
 
     def _pipeline(self, opened: msg.OpenJob) -> JobPipeline:
         def link(address: str) -> DataConnection:
@@ -225,12 +225,12 @@ class TaskManager:
         finally:
             self.feed(inp.CodeDone(granted))
 
-    def _say(self, job: str, doing: str, found: Callable[[], msg.FromWorker | None]) -> None:
+    def _say(self, job: JobPipeline, doing: str, found: Callable[[], msg.FromWorker | None]) -> None:
         """Tell the dispatcher what a job's code has found, or how it failed."""
         try:
             answer = found()
         except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
-            answer = msg.SourcesFailed(job, failure_of(error, f"{doing} of job {job!r}"))
+            answer = msg.SourcesFailed(job.name, failure_of(error, f"{doing} of job {job.name!r}"), job.generation)
         if answer is not None:
             self.feed(inp.Say(answer))
 

@@ -284,6 +284,9 @@ def test_what_was_listed_of_a_job_is_not_taken_for_another_that_got_its_name():
     service.join("y")
     tables = {0: positions_table(4).summary()}
     service.say(inp.WorkerSaid("w", msg.SourcesListed("a", tables, digest="tables", generation=first)))
+    gone = msg.Failure("ServiceError", "the dispatcher has no blob")
+    service.say(inp.WorkerSaid("w", msg.SourcesFailed("a", gone, first)))
+    assert service.state.jobs["a"].failure is None, "those functions were another life's"
     assert service.state.jobs["a"].tables is None
     now = service.state.jobs["a"].generation
     service.say(inp.WorkerSaid("w", msg.SourcesListed("a", tables, digest="tables", generation=now)))
