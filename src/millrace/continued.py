@@ -113,9 +113,10 @@ class ContinuedPipeline(Readable):
             )
         loaded, now = self.served.loaded, list[Callable[[], Checkpoint]]()
         graph, metrics = self._operators, ArrivalMetrics(self._operators)
+        started = functools.partial(self.served.started, self.served.load_id)
         reader = self.served.reader(number, share)
         try:
-            found = BehindReader(reader, graph, self._digest, loaded, self._fit, self.served.started, now, metrics)
+            found = BehindReader(reader, graph, self._digest, loaded, self._fit, started, now, metrics)
         except BaseException:
             reader.close()
             raise

@@ -261,10 +261,10 @@ class ServedPipeline(Readable):
                 return resumed  # it was loaded into the dataset before
             self.load_state_dict(state)
             (first, *others), session = self._passes.loaded, self._session
-            if share is None and first.ended and not others and session is not None:
-                return session.over(first, EpochCursor())
+            if share is None and first.ended and not others:
+                return (session or self._joined(share, self._passes.loaded)).over(first, EpochCursor())
             reader = self._resume(number if callable(number) else None, share)
-            self._passes.started()
+            self._passes.forget()
             return reader
 
     def load_state_dict(self, state: Any) -> None:
@@ -325,9 +325,9 @@ class ServedPipeline(Readable):
         """States that the next epoch begins with."""
         return self._passes.loaded
 
-    def started(self) -> None:
-        """Note that somebody asks for elements."""
-        self._passes.started()
+    def started(self, load_id: int | None) -> None:
+        """Note that somebody asks for elements, see :meth:`EpochCursor.started`."""
+        self._passes.started(load_id)
 
     def before(self) -> Checkpoint:
         """State before anything is read."""

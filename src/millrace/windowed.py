@@ -128,7 +128,7 @@ class WindowedPipeline(ServedPipeline):
                 ended = first.epoch if first.own is None else first.own.number
                 return self._read_own(ended, OwnEpoch(0), None, EpochCursor())
             reader = self._resume(number if callable(number) else None, share)
-            self._passes.started()
+            self._passes.forget()
             return reader
 
     def _end(self) -> None:

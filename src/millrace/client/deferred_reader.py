@@ -53,6 +53,7 @@ class DeferredReader:
         passes: EpochCursor | None = None,
     ) -> None:
         self._reload, self._begin, self._awaits, self._passes = reload, begin, awaits, passes
+        self._load_id = None if passes is None else passes.load_id
         self._lock = threading.RLock()
         self.progress: EpochProgress | OwnProgress
         self._now: list[Callable[[], Checkpoint]] = []
@@ -102,7 +103,7 @@ class DeferredReader:
                     raise anew(self._awaits)  # noqa: TRY301 (no other frame is to hold this)
                 if self.reader is None and self._begin is not None:
                     if self._passes is not None:
-                        self._passes.started()
+                        self._passes.started(self._load_id)
                     self._read_on(self._begin())
         except BaseException:
             del self  # whoever keeps the traceback must not keep what reads

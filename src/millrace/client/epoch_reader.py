@@ -232,6 +232,7 @@ class EpochReader:
         else:
             self.number, self.progress = over.epoch, EpochProgress(over.epoch)
             self.checkpoint = lambda: over
+        self._load_id = passes.load_id
         passes.begin(self.number, self.checkpoint)
         self._finalizer = weakref.finalize(self, self._job_session.say, self.number)
         self._finalizer.atexit = False
@@ -269,7 +270,7 @@ class EpochReader:
         Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
         """
         try:
-            self._passes.started()
+            self._passes.started(self._load_id)
             if self._failure is not None:
                 raise anew(self._failure)  # noqa: TRY301 (no other frame is to hold this)
             if self._session is None:

@@ -167,6 +167,7 @@ class OwnEpochReader:
             self._begin = None
         else:
             self._read_on(epochs.take(self) or begin())
+        self._load_id = passes.load_id
         passes.begin(number, self.checkpoint)
 
     def _read_on(self, group: EpochReader) -> None:
@@ -195,7 +196,7 @@ class OwnEpochReader:
         Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
         """
         try:
-            self._passes.started()
+            self._passes.started(self._load_id)
             if self._failure is not None:
                 raise anew(self._failure)  # noqa: TRY301 (no other frame is to hold this)
             return self._advance()

@@ -57,7 +57,7 @@ class Readable(ABC):
 
     def forget_state(self) -> None:
         """Forget loaded states that the next epoch was to begin with: it is a whole one."""
-        self._passes.started()
+        self._passes.forget()
 
     def adopt_seed(self, seed: int | None) -> None:
         """Take over the seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""

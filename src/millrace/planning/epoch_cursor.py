@@ -130,8 +130,17 @@ class EpochCursor:
         element: int = reader.set_weights(weights)
         return element
 
-    def started(self) -> None:
-        """Forget the loaded states: somebody asks the pass for elements."""
+    def started(self, load_id: int | None) -> None:
+        """Forget the loaded states, as somebody asks a pass for elements that was begun when these had been loaded.
+
+        Args:
+            load_id: the one that there was as the pass was begun; of an older pass it is another one.
+        """
+        if load_id == self.load_id:
+            self.loaded = ()
+
+    def forget(self) -> None:
+        """Forget the loaded states."""
         self.loaded = ()
 
     def why_unlike(self, fresh: Callable[[], Checkpoint]) -> str:
@@ -196,7 +205,10 @@ def together(loaded: tuple[Checkpoint, ...], rank: int, ranks: int) -> Checkpoin
         )
     read = {name: getattr(begin, name) for name in Merged.__struct_fields__}
     parts = parts_of(loaded, begin.epoch)
-    return replace(loaded[0], **read, rank=0, ranks=1, ended=False, parts=parts, counts=[], turn=0, own=None)
+    base = next((each for each in loaded if each.epoch == begin.epoch), None)
+    if base is None:  # all have ended: how the next epoch is divided, nobody has seen yet
+        base = replace(loaded[0], tasks=None, sources=[])
+    return replace(base, **read, rank=0, ranks=1, ended=False, parts=parts, counts=[], turn=0, own=None)
 
 
 def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: bool = False) -> Merged:
@@ -211,8 +223,10 @@ def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: boo
         StateError: the states are not this reader's.
     """
     first = loaded[0]
-    if first.untouched:
+    if first.untouched and (share is not None or first.helpers):
         return Merged(epoch=first.epoch, reweighted=first.reweighted)
+    if share is None and all(each.anonymous for each in loaded):
+        return said(loaded, first.epoch)
     if share is None and not first.helpers:
         if not (at_end and len(loaded) == first.ranks == 1):
             return merge(loaded)

@@ -263,3 +263,36 @@ def test_a_rank_loads_through_its_iterator_when_another_has_loaded(service, own,
         epoch.load_state_dict(states[1] if own else states)
         found.update([*numbers(epoch), *numbers(leading.result())])
     assert found == Counter(range(4000))
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+@pytest.mark.parametrize("place", ["in process", "on a service", "behind"])
+def test_a_state_that_is_loaded_while_an_epoch_is_read_stays_until_the_next_one(service, place):
+    """As a callback does that goes back, in a loop that goes on to its end."""
+    dataset: Any = mr.Dataset.range(40).shuffle(40).with_options(seed=5)
+    if place != "in process":
+        dataset = dataset.distribute(service.address, deterministic=True)
+    if place == "behind":
+        dataset = dataset.map(lambda number: number)
+    before = iter(dataset)
+    head = list(itertools.islice(before, 5))
+    state = dataset.state_dict()
+    dataset.load_state_dict(state)
+    rest = list(before)
+    assert sorted(head + rest) == list(range(40))
+    assert dataset.state_dict() == state
+    assert list(dataset) == rest
+    if place != "in process":
+        dataset.close()
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_an_iterator_of_a_dataset_that_was_closed_is_at_the_end_that_a_state_says(service):
+    with pipeline().distribute(service.address) as dataset:
+        values = list(dataset)
+        state = dataset.state_dict()
+        elements = iter(dataset)
+        dataset.close()
+        elements.load_state_dict(state)
+        assert list(elements) == []
+        assert Counter(numbers(dataset)) == Counter(numbers(values))

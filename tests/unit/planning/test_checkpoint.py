@@ -148,6 +148,18 @@ def test_states_that_do_not_belong_together(states, words):
         merge(states)
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_rank_that_has_read_nothing_yet_hides_nothing_of_what_others_have(behind):
+    states = [checkpoint([] if rank == behind else [0, 3], rank=rank, ranks=2) for rank in range(2)]
+    for order in (states, states[::-1]):
+        assert start_of(tuple(order), None) == merge(states)
+        assert start_of(tuple(order), None).done == 1
+    with pytest.raises(StateError, match="of all 2 ranks; missing: "):
+        start_of((states[behind],), None)
+    alone = checkpoint([], chunks=4)
+    assert start_of((alone,), None).chunks == start_of((alone, alone), None).chunks == 4
+
+
 def test_states_of_helpers_are_for_the_same_helper():
     helper = checkpoint([0, 1], helpers=True, rank=1, ranks=2, ended=True)
     assert start_of((helper,), (1, 2)).epoch == 2

@@ -64,6 +64,26 @@ def test_a_state_saved_before_anything_of_several_ranks_states_is_read_says_what
     assert again == found
 
 
+def test_such_a_state_is_divided_as_the_epoch_that_it_is_of():
+    """Epochs differ in their tasks after a resume on other ranks; here one rank is still at the end of the last."""
+    ended = replace(RANKS[0], epoch=1, done=4, later="", begun=[], parts=[], ended=True, tasks=4)
+    ahead = replace(RANKS[1], epoch=2, done=1, later="", begun=[(7, 1)], parts=[], tasks=10)
+    for states in ([ended, ahead], [ahead, ended]):
+        [found] = parse_all([loaded(states).state(lambda: FRESH)])
+        assert (found.epoch, found.tasks, found.done, found.begun) == (2, 10, 1, [(7, 1)])
+    over = [ended, replace(ended, rank=1)]
+    [found] = parse_all([loaded(over).state(lambda: FRESH)])
+    assert (found.epoch, found.tasks, found.sources) == (2, None, [])
+
+
+def test_a_pass_of_before_does_not_forget_what_was_loaded_since():
+    passes = loaded(RANKS[:1])
+    passes.load_id = 7
+    for load_id, known in ((None, True), (6, True), (7, False)):
+        passes.started(load_id)
+        assert bool(passes.loaded) is known
+
+
 def test_where_ranks_have_an_order_of_their_own_each_keeps_its_state():
     for rank, state in enumerate(RANKS):
         passes = loaded(RANKS)

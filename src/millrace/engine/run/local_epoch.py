@@ -74,7 +74,7 @@ def read(pipeline: ReadablePipeline, passes: EpochCursor, number: Number, share:
         if states is None:
             return _reading(pipeline, passes, number, share)
         fresh = _reading(pipeline, passes, None if isinstance(number, int) else number, share, states)
-        passes.started()
+        passes.forget()
         return fresh
 
     return LocalIterator(begin)
@@ -147,7 +147,7 @@ def _reading(
     part, parts = share or (0, 1)
     order = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
     progress = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
-    elements = _elements(program, chunks_of(epoch, order, begin, progress), progress, loop, passes)
+    elements = _elements(program, chunks_of(epoch, order, begin, progress), progress, loop, passes, passes.load_id)
     state = functools.partial(_state, progress, begin, epoch.weights, seed, share, here)
     passes.begin(begin.epoch, state)
     return _Reading(program, epoch, progress, loop, elements, state, passes, loaded, share)
@@ -333,9 +333,14 @@ def _state(
 
 
 def _elements(
-    program: Program, chunks: Generator[Chunk, None, None], progress: ProgressTracker, loop: Loop, passes: EpochCursor
+    program: Program,
+    chunks: Generator[Chunk, None, None],
+    progress: ProgressTracker,
+    loop: Loop,
+    passes: EpochCursor,
+    load_id: int,
 ) -> Generator[Any, None, None]:
-    passes.started()
+    passes.started(load_id)
     if program.ending is not None:
         chunks = overlapped(chunks, program.ending, program.budget.each)
     try:
