@@ -159,7 +159,11 @@ class _Epochs:
     own (:meth:`own`): what one rank reads is no epoch less for the next.
     """
 
-    def __init__(self, begun: int = 0, loaded: _Loaded = _Loaded()) -> None:  # noqa: B008 (it is frozen)
+    def __init__(self) -> None:
+        self._begin(0, _Loaded())
+
+    def _begin(self, begun: int, loaded: _Loaded) -> None:
+        """Begin a numbering with epoch ``begun``, after ``loaded``."""
         file, path = tempfile.mkstemp(prefix="millrace-")
         os.unlink(path)
         self._hold(file, os.getpid())
@@ -175,9 +179,9 @@ class _Epochs:
         """Go on with a numbering of this process's own, unless it has one or is a worker of a loader."""
         if self._owner == os.getpid() or get_worker_info() is not None:
             return
-        begun, loaded = self._following(), self._loaded()
-        self._close()
-        self.__init__(begun, loaded)  # type: ignore[misc]
+        close = self._close
+        self._begin(self._following(), self._loaded())
+        close()
 
     def _rewind(self, number: int, loaded: _Loaded) -> None:
         """Have the pass that begins next be epoch ``number``."""
@@ -259,7 +263,7 @@ class _Epochs:
     def __setstate__(self, state: tuple[int, int, int, Any]) -> None:
         begun, passes, owner, shared = state
         if shared is None:
-            self.__init__(begun)  # type: ignore[misc]
+            self._begin(begun, _Loaded())
         else:
             self._hold(shared.detach(), owner, passes)
 
