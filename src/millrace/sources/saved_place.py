@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from millrace.elements.encode_columns import Piece
 from millrace.errors import MillraceError, SourceError, SourceNotFoundError
+from millrace.folder_lock import folder_lock
 from millrace.sources import storage
 from millrace.sources.saved_manifest import MANIFEST, at
 
@@ -133,16 +134,11 @@ class SavedPlace:
 
     @contextlib.contextmanager
     def _folder_lock(self) -> Iterator[None]:
-        """Hold the lock on the folder; where there are none, two at the same moment are not told apart."""
         folder = storage.local_path(self.path)
-        with _errors(folder):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as held:
+            with _errors(folder):
+                held.enter_context(folder_lock(folder))
             yield
-        finally:
-            os.close(handle)
 
     def leave(self, *, unfinished: bool = False) -> None:
         """Take the announcement back. Idempotent.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sqlite3
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from millrace.errors import CacheError, StoreFullError
+from millrace.folder_lock import folder_lock
 from millrace.private_folder import private
 
 Eviction = Literal["fifo", "lru", "random"]
@@ -236,7 +236,9 @@ class SampleTable:
             os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         base = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            with _alone(os.path.dirname(self._path)):  # SQLite waits for nobody who switches a new file to its log, too
+            with folder_lock(
+                os.path.dirname(self._path)
+            ):  # SQLite waits for nobody who switches a new file to its log, too
                 base.execute(f"pragma page_size = {_PAGE_BYTES}")
                 base.execute("pragma journal_mode = wal")
             base.execute("pragma synchronous = off")
@@ -286,18 +288,6 @@ def _move(base: sqlite3.Connection, name: str, index: int, turn: int) -> bool:
     """Give a sample another turn; False if it is not there."""
     moved = base.execute("update samples set turn = ? where name = ? and number = ?", (turn, name, index))
     return moved.rowcount > 0
-
-
-@contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
-    """Do something in a folder that no other process does meanwhile, where the file system has locks."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
